@@ -1,0 +1,43 @@
+# Fresh machine: `make demo` or `make test`; each makes .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# One thread by default: the tests are many small tensors, and two busy cores lie about time.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test lint types unit bench format clean
+
+setup: $(VENV)/.done
+
+# torch first and pinned: an unpinned torch pulls gigabytes of CUDA.
+$(VENV)/.done: pyproject.toml constraints.txt
+	@echo "== making $(VENV) (about a minute)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,bench,dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/spiral.py
+
+test: lint types unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python benchmarks/step.py
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) out

@@ -1,0 +1,53 @@
+"""The planar two-class problems of section 3.4, made on the spot."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tether.part import number
+
+__all__ = ["spiral", "trig"]
+
+
+def spiral(
+    n: int = 500, turns: float = 2.0, scale: float = 2.0, noise: float = 0.02, power: float = 0.5, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two interleaved spirals (3.32): n points of the plane and their classes, 0 and 1 by turns.
+
+    ``x = a tᵖ (cos φ, sin φ) + c N(0, 1)``, ``φ = 2 b tᵖ π`` (+ π for class 1), ``t ~ U(0, 1)``, with
+    a = `scale`, b = `turns`, c = `noise`, p = `power`.
+
+    >>> x, y = spiral(5, noise=0.0)
+    >>> x.shape, y.tolist()
+    (torch.Size([5, 2]), [0, 1, 0, 1, 0])
+    """
+    t, label, normals = _draw(n, noise, seed)
+    radius = t**power
+    angle = 2 * math.pi * turns * radius + math.pi * label
+    x = scale * radius[:, None] * torch.stack((angle.cos(), angle.sin()), dim=1)
+    return (x + noise * normals).float(), label
+
+
+def trig(
+    n: int = 1000, scale: float = 6.0, frequency: float = 1.0, noise: float = 0.02, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine against sine (3.33): n points of the plane and their classes, 0 and 1 by turns.
+
+    ``x = (a t, cos(b t π) + c N(0, 1))``, sine for class 1, with a = `scale`, b = `frequency`, c = `noise`.
+    """
+    t, label, normals = _draw(n, noise, seed)
+    angle = frequency * math.pi * t
+    height = torch.where(label == 0, angle.cos(), angle.sin()) + noise * normals[:, 0]
+    return torch.stack((scale * t, height), dim=1).float(), label
+
+
+def _draw(n: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"n={n!r} must be a number of points, 1 or more")
+    number("data", "noise", noise)
+    generator = torch.Generator().manual_seed(seed)
+    t = torch.rand(n, generator=generator, dtype=torch.float64)
+    normals = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return t, torch.arange(n) % 2, normals

@@ -1,0 +1,213 @@
+"""The letters: each is one sub-step of the dynamics, written as its equation.
+
+A letter is a pure function. The names of its arguments say what it needs, its decorator says what it
+changes, and it returns the new value of that. It works on plain tensors (the reference), and on the
+formal sums of `motion.py`, which turn the same line into a few fused calls over a whole part.
+
+=======  ==========================================================  =======================
+symbol   meaning                                                     field of `Part`
+=======  ==========================================================  =======================
+θ p      parameters and momenta
+g        loss gradient at θ, weight decay included
+g0       the first gradient of this step (words with a closure)
+R        fresh standard normals
+h        duration of this letter: the step size over its count       ``lr``
+γ τ      friction, temperature                                       ``friction, temperature``
+ξ        the part's thermostat                                       ``thermostat`` (its start)
+ε σ      coupling of the thermostat, strength of the applied noise   ``coupling, noise``
+p2 N     ``pᵀp`` and the number of degrees of freedom of the part
+=======  ==========================================================  =======================
+
+Equation numbers are those of T. Vlaar's thesis (`METHODS` names it 003).
+
+To add a letter, write it here (or in your own file) under ``@letter(...)`` and test it in
+``tests/test_letters.py``; every word may then use it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["LETTERS", "SCALARS", "SYMBOLS", "VECTORS", "Letter", "letter"]
+
+VECTORS = ("θ", "p", "g", "g0", "R")
+SCALARS = ("h", "γ", "τ", "ξ", "ε", "σ", "p2", "N")
+SYMBOLS = VECTORS + SCALARS
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A named map with what it needs and what it changes."""
+
+    name: str
+    map: Callable[..., Any]
+    needs: tuple[str, ...]
+    changes: tuple[str, ...]
+    flow: bool
+    scalars: tuple[str, ...]
+
+    @property
+    def kicks(self) -> bool:
+        """Does it use the gradient?"""
+        return "g" in self.needs
+
+    @property
+    def moves(self) -> bool:
+        """Does it change the parameters, so that a gradient taken before is stale after it?"""
+        return "θ" in self.changes
+
+    @property
+    def equation(self) -> str:
+        """The first line of its docstring."""
+        return (inspect.getdoc(self.map) or "").partition("\n")[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.map(*args, **kwargs)
+
+
+LETTERS: dict[str, Letter] = {}
+
+
+def letter(*changes: str, flow: bool = True) -> Callable[[Callable[..., Any]], Letter]:
+    """Register a function as a letter that changes the given symbols.
+
+    ``flow=True`` promises that two applications in a row equal one of the summed duration (in law),
+    as for every exact solution; then neighbours are merged.
+    """
+
+    def register(function: Callable[..., Any]) -> Letter:
+        name = function.__name__
+        if len(name) != 1 or not name.isupper():
+            raise ValueError(f"a letter is a single capital, got {name!r}: rename the function, e.g. `def G(p, h)`")
+        if name in LETTERS:
+            raise ValueError(f"the letter {name} exists already ({LETTERS[name].equation}): choose another capital")
+        needs = tuple(inspect.signature(function).parameters)
+        for symbol in (*needs, *changes):
+            if symbol not in SYMBOLS:
+                raise ValueError(f"letter {name}: unknown symbol {symbol!r}; a letter may use {', '.join(SYMBOLS)}")
+        if not changes or not set(changes) <= {"θ", "p", "ξ"}:
+            raise ValueError(f"letter {name} changes {changes}: say which of θ, p, ξ, e.g. @letter('p')")
+        scalars = tuple(symbol for symbol in needs if symbol in SCALARS)
+        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars)
+        return LETTERS[name]
+
+    return register
+
+
+def exp(x: Any) -> Any:
+    return torch.exp(x) if isinstance(x, torch.Tensor) else math.exp(x)
+
+
+def expm1(x: Any) -> Any:
+    return torch.expm1(x) if isinstance(x, torch.Tensor) else math.expm1(x)
+
+
+def sqrt(x: Any) -> Any:
+    return torch.sqrt(x) if isinstance(x, torch.Tensor) else math.sqrt(x)
+
+
+# Langevin dynamics, (2.52)
+
+
+@letter("θ")
+def A(θ, p, h):
+    """Drift (2.53a): θ ← θ + h p.
+
+    Preserves p; exact for dθ = p dt.
+    """
+    return θ + h * p
+
+
+@letter("p")
+def B(p, g, h):
+    """Kick (2.53b): p ← p − h g.
+
+    Preserves θ; exact for dp = −∇L(θ) dt.
+    """
+    return p - h * g
+
+
+@letter("p")
+def O(p, R, h, γ, τ):
+    """Ornstein–Uhlenbeck (2.53c): p ← e^{−γh} p + √(τ(1 − e^{−2γh})) R.
+
+    Preserves N(0, τ) exactly for any h. γ = 0 is the identity, γ = ∞ redraws p = √τ R, and
+    τ = 0 is plain friction.
+    """
+    if h == 0:  # also for γ = ∞, where γh would not be a number
+        return p
+    return exp(-γ * h) * p + sqrt(-τ * expm1(-2 * γ * h)) * R
+
+
+# Adaptive Langevin dynamics, (2.59)
+
+
+@letter("p")
+def C(p, ξ, h):
+    """Thermostat friction (2.59): p ← e^{−hξ} p.
+
+    ξ may be negative: then it drives. No further ε, unlike (3.31) as printed.
+    """
+    return exp(-h * ξ) * p
+
+
+@letter("p")
+def D(p, R, h, σ):
+    """Applied noise (2.59): p ← p + σ √h R."""
+    return p + σ * sqrt(h) * R
+
+
+@letter("ξ")
+def E(ξ, p2, N, h, ε, τ):
+    """Thermostat (2.59): ξ ← ξ + h ε (pᵀp − N τ).
+
+    At rest when the kinetic temperature pᵀp/N is τ.
+    """
+    return ξ + h * ε * (p2 - N * τ)
+
+
+@letter("p")
+def F(p, R, ξ, h, σ):
+    """Thermostat friction and noise together (2.61): p ← e^{−ξh} p + σ √((1 − e^{−2ξh})/(2ξ)) R.
+
+    The exact solution of dp = −ξ p dt + σ dW at fixed ξ, of either sign; ξ → 0 is D.
+    """
+    x = torch.as_tensor(2 * ξ * h)
+    variance = h * torch.where(x == 0, torch.ones_like(x), -torch.expm1(-x) / torch.where(x == 0, 1.0, x))
+    return exp(-ξ * h) * p + σ * sqrt(variance) * R
+
+
+# Overdamped dynamics, (2.38)
+
+
+@letter("θ", flow=False)
+def X(θ, g, R, h, τ):
+    """Euler–Maruyama (2.51): θ ← θ − h g + √(2τh) R.
+
+    τ = 0 is SGD, bit for bit; τ > 0 is SGLD with σ² = 2τ.
+    """
+    return θ - h * g + sqrt(2 * τ * h) * R
+
+
+@letter("θ", "p", flow=False)
+def L(θ, p, g, R, h, τ):
+    """BAOAB-limit (2.56): θ ← θ − h g + √(2τh) (R + p)/2, p ← R.
+
+    p holds the normals of the step before, so neighbouring steps share their noise.
+    """
+    return θ - h * g + sqrt(2 * τ * h) / 2 * (R + p), R
+
+
+@letter("θ", flow=False)
+def H(θ, g, g0, h):
+    """Heun's corrector (3.3.2.1): θ ← θ − (h/2)(g − g0).
+
+    After X, which leaves θ* = θ − h g0, the word XH is θ ← θ − (h/2)(g(θ) + g(θ*)): second order.
+    """
+    return θ - h / 2 * (g - g0)

@@ -1,0 +1,260 @@
+"""The published methods as rows of the table, each with its source.
+
+Every function takes a module and the published parameters and returns an `Optimizer`; further keywords
+(``seed``, ``weight_decay``, ``on_nonfinite``, …) go to it. The defaults are the documents' rules of thumb.
+A layer is a module with parameters of its own (weights and biases together, 3.24); the output layer is the
+last one unless ``output`` names it by a glob such as ``"head.*"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, TypeVar
+
+import torch
+
+from tether.optimizer import Optimizer
+from tether.part import Part
+
+__all__ = [
+    "adaptive_langevin",
+    "adlala",
+    "citation",
+    "dhsgd",
+    "dhsgd_contractive",
+    "langevin",
+    "langevin_in_layers",
+    "lol",
+    "sgd",
+    "sgld",
+]
+
+PARTITIONED = (
+    "B. Leimkuhler, C. Matthews, T. Vlaar. Partitioned integrators for thermodynamic parameterization of neural "
+    "networks. Foundations of Data Science 1 (2019)"
+)
+CITATIONS: dict[str, str] = {}
+
+Method = TypeVar("Method", bound=Callable[..., Optimizer])
+
+
+def cites(source: str) -> Callable[[Method], Method]:
+    """Note the source of a method under its name, and on what it returns."""
+
+    def note(method: Method) -> Method:
+        name = method.__name__
+        CITATIONS[name] = source
+
+        def build(*args: Any, **kwargs: Any) -> Optimizer:
+            optimizer = method(*args, **kwargs)
+            optimizer.method = name
+            return optimizer
+
+        build.__name__, build.__doc__ = name, method.__doc__
+        build.__wrapped__ = method  # type: ignore[attr-defined]
+        return build  # type: ignore[return-value]
+
+    return note
+
+
+def citation(method: str) -> str:
+    """The source of a method, by its name."""
+    return CITATIONS[method]
+
+
+@cites("H. Robbins, S. Monro. A stochastic approximation method. Annals of Mathematical Statistics 22 (1951)")
+def sgd(model: torch.nn.Module, lr: float = 0.1, **options: Any) -> Optimizer:
+    """Gradient descent: θ ← θ − h g, equal to ``torch.optim.SGD`` bit for bit.
+
+    With momentum it is `langevin` at zero temperature, word ``OBA``, with ``lr = h²`` and
+    ``momentum = exp(−γh)``.
+    """
+    return Optimizer(model, lr=lr, word="X", temperature=0.0, **options)
+
+
+@cites("M. Welling, Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML 2011")
+def sgld(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    noise: float | None = None,
+    temperature: float | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Stochastic gradient Langevin dynamics (2.66): θ ← θ − h g + σ √h R.
+
+    Give ``noise`` σ (default 0.01) or ``temperature`` τ = σ²/2; it samples exp(−L/τ) as h → 0. For the
+    posterior of n data points with L their mean loss, τ = 1/n.
+    """
+    if noise is not None and temperature is not None:
+        raise ValueError(f"noise={noise} and temperature={temperature} say the same thing (σ² = 2τ): give one of them")
+    if temperature is None:
+        temperature = (0.01 if noise is None else noise) ** 2 / 2
+    return Optimizer(model, lr=lr, word="X", temperature=temperature, **options)
+
+
+@cites("B. Leimkuhler, C. Matthews. Rational construction of stochastic numerical methods for molecular sampling. AMRX 2013")
+def langevin(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    friction: float = 1.0,
+    temperature: float = 1e-5,
+    word: str = "BAOAB",
+    **options: Any,
+) -> Optimizer:
+    """Langevin dynamics (3.14): dθ = p dt, dp = −∇L dt − γ p dt + √(2γτ) dW, by the splitting `word`."""
+    return Optimizer(model, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+@cites(PARTITIONED)
+def langevin_in_layers(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    friction: float | Sequence[float] = 1.0,
+    temperature: float | Sequence[float] = 1e-5,
+    word: str = "BAOAB",
+    **options: Any,
+) -> Optimizer:
+    """Langevin dynamics with a friction and a temperature for each layer (3.25).
+
+    A sequence has one value per layer, input to output; a number serves all.
+    """
+    layers = _layers(model)
+    frictions = _per_layer("friction", friction, layers)
+    temperatures = _per_layer("temperature", temperature, layers)
+    parts = [
+        Part(_glob(layer), friction=γ, temperature=τ)
+        for layer, γ, τ in zip(layers, frictions, temperatures, strict=True)
+    ]
+    return Optimizer(model, parts, lr=lr, word=word, **options)
+
+
+@cites(PARTITIONED)
+def lol(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    friction: float = 0.01,
+    temperature: float = 1e-3,
+    output_temperature: float = 0.0,
+    output: str | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Langevin–overdamped Langevin (3.26): BAOAB throughout, with infinite friction on the output layer."""
+    parts = [
+        Part(output or _output(model), friction=inf, temperature=output_temperature),
+        Part("*", friction=friction, temperature=temperature),
+    ]
+    return Optimizer(model, parts, lr=lr, word="BAOAB", **options)
+
+
+@cites(PARTITIONED)
+def dhsgd(model: torch.nn.Module, lr: float = 0.1, output: str | None = None, **options: Any) -> Optimizer:
+    """Dissipated Hamiltonian SGD (3.27–3.30): Verlet inside, θ ← θ − (h²/2) g on the output layer."""
+    parts = [
+        # B(h) A(h/2) O A(h/2) with O setting p to 0: the h²/2 of (3.29), from the first step on
+        Part(output or _output(model), word="BAOA", friction=inf, temperature=0.0),
+        Part("*", word="BAB"),
+    ]
+    return Optimizer(model, parts, lr=lr, **options)
+
+
+@cites(PARTITIONED)
+def dhsgd_contractive(
+    model: torch.nn.Module, lr: float = 0.1, scheme: str = "euler", output: str | None = None, **options: Any
+) -> Optimizer:
+    """DHSGDc (3.3.2.1): Verlet inside, gradient flow with step h on the output layer.
+
+    ``scheme="heun"`` solves the latter by Heun's method; it takes two gradients and needs
+    ``step(closure)``.
+    """
+    words = {"euler": "X", "heun": "XH"}
+    if scheme not in words:
+        raise ValueError(f"scheme={scheme!r} must be 'euler' or 'heun'")
+    parts = [Part(output or _output(model), word=words[scheme], temperature=0.0), Part("*", word="BAB")]
+    return Optimizer(model, parts, lr=lr, **options)
+
+
+@cites(
+    "A. Jones, B. Leimkuhler. Adaptive stochastic methods for sampling driven molecular systems. "
+    "Journal of Chemical Physics 135 (2011)"
+)
+def adaptive_langevin(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    temperature: float = 1e-4,
+    coupling: float = 0.1,
+    noise: float = 0.01,
+    per: str = "layer",
+    word: str = "BACDEDCAB",
+    **options: Any,
+) -> Optimizer:
+    """Adaptive Langevin dynamics (3.21): the friction ξ adapts until the kinetic temperature is τ.
+
+    One thermostat ``per`` "layer", "tensor" or "model". It absorbs gradient noise of unknown strength.
+    """
+    parts = _thermostats(model, per, word=word, temperature=temperature, coupling=coupling, noise=noise)
+    return Optimizer(model, parts, lr=lr, **options)
+
+
+@cites(PARTITIONED)
+def adlala(
+    model: torch.nn.Module,
+    lr: float = 0.15,
+    temperature: float = 1e-4,
+    friction: float = 0.1,
+    noise: float = 0.01,
+    coupling: float = 0.1,
+    output_temperature: float | None = None,
+    per: str = "tensor",
+    output: str | None = None,
+    **options: Any,
+) -> Optimizer:
+    """AdLaLa (3.31): adaptive Langevin inside, Langevin with `friction` on the output layer.
+
+    As in the authors' program weights and biases have a thermostat each; ``per="layer"`` lets them share one.
+    """
+    τ2 = temperature if output_temperature is None else output_temperature
+    last = Part(output or _output(model), word="BAOAB", friction=friction, temperature=τ2)
+    inner = _thermostats(model, per, last, word="BACDEDCAB", temperature=temperature, coupling=coupling, noise=noise)
+    return Optimizer(model, [last, *inner], lr=lr, **options)
+
+
+def _layers(model: torch.nn.Module) -> list[str]:
+    """Modules that hold parameters of their own, in order of first use."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters()))
+
+
+def _glob(layer: str) -> str:
+    return f"{layer}.*" if layer else "*"
+
+
+def _output(model: torch.nn.Module) -> str:
+    layers = _layers(model)
+    if len(layers) < 2:
+        raise ValueError(
+            f"a partitioned method needs two layers or more, this model has {layers}: use tether.methods.langevin, "
+            "or name the parameters of the output part by output='...'"
+        )
+    return _glob(layers[-1])
+
+
+def _per_layer(name: str, value: float | Sequence[float], layers: list[str]) -> list[float]:
+    values = [value] * len(layers) if isinstance(value, int | float) else [float(x) for x in value]
+    if len(values) != len(layers):
+        raise ValueError(f"{name} has {len(values)} values for the {len(layers)} layers {', '.join(layers)}")
+    return values
+
+
+def _thermostats(model: torch.nn.Module, per: str, taken: Part | None = None, **fields: Any) -> list[Part]:
+    """One part, and so one thermostat, for each tensor, layer or the whole model; `taken` parameters apart."""
+    from fnmatch import fnmatchcase
+
+    names = [name for name, _ in model.named_parameters() if not (taken and fnmatchcase(name, taken.where))]
+    wheres = {
+        "tensor": names,
+        "layer": list(dict.fromkeys(_glob(name.rpartition(".")[0]) for name in names)),
+        "model": ["*"],
+    }
+    if per not in wheres:
+        raise ValueError(f"per={per!r} must be 'tensor', 'layer' or 'model'")
+    return [Part(where, **fields) for where in wheres[per]]

@@ -1,0 +1,288 @@
+"""Motion: how a word's letters reach the tensors of one part, in as few passes as they allow.
+
+A letter is linear in θ, p, g and R for all dynamics of the papers. Run on formal sums it yields its
+coefficients, e.g. O gives ``p ← 0.9 p + 0.3 R``, and those are applied to the whole part by fused calls.
+Two things are put off as long as they can be, a scaling of p and a drift along p, so that ``A O A``
+without noise is one pass over θ and not two. A letter that is not linear is applied tensor by tensor,
+which is also the reference that the tests compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tether.letters import LETTERS, VECTORS, Letter
+from tether.noise import Normals
+from tether.words import Beat
+
+__all__ = ["Block", "Motion", "Sum"]
+
+Scalar = Any  # a float, or a 0-dimensional tensor where the thermostat enters
+Tensors = list[torch.Tensor]
+Terms = tuple[tuple[str, dict[str, Scalar]], ...]
+
+ALIGN = 16  # elements; every tensor starts on a cache line of the flat buffer
+
+
+class Sum:
+    """A formal sum of symbols with scalar coefficients: ``Sum({"p": 0.9, "R": 0.3})`` is 0.9 p + 0.3 R."""
+
+    __array_priority__ = 1000
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: dict[str, Scalar]) -> None:
+        self.terms = terms
+
+    def __add__(self, other: Sum) -> Sum:
+        if not isinstance(other, Sum):
+            return NotImplemented
+        terms = dict(self.terms)
+        for symbol, coefficient in other.terms.items():
+            terms[symbol] = terms[symbol] + coefficient if symbol in terms else coefficient
+        return Sum(terms)
+
+    def __mul__(self, factor: Scalar) -> Sum:
+        if isinstance(factor, Sum):
+            return NotImplemented
+        return Sum({symbol: factor * coefficient for symbol, coefficient in self.terms.items()})
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Scalar) -> Sum:
+        return self * (1 / divisor)
+
+    def __neg__(self) -> Sum:
+        return self * -1.0
+
+    def __sub__(self, other: Sum) -> Sum:
+        return self + -other
+
+
+UNITS = {symbol: Sum({symbol: 1.0}) for symbol in VECTORS}
+
+
+def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> Terms | None:
+    """What the letter does to each symbol it changes, as terms; None where it is not linear."""
+    try:
+        result = letter.map(*(UNITS[s] if s in UNITS else scalars[s] for s in letter.needs))
+        results = result if len(letter.changes) > 1 else (result,)
+        terms = {
+            symbol: {s: c for s, c in value.terms.items() if isinstance(c, torch.Tensor) or c != 0}
+            for symbol, value in zip(letter.changes, results, strict=True)
+        }
+    except (TypeError, AttributeError):
+        return None
+    if "θ" in terms and "θ" in terms.get("p", {}):
+        return None  # p needs the old θ: no order of the two updates would do
+    return tuple(sorted(terms.items(), reverse=True))  # θ before p, which may overwrite what θ needs
+
+
+@lru_cache(maxsize=1024)
+def cached_coefficients(name: str, values: tuple[float, ...]) -> Terms | None:
+    letter = LETTERS[name]
+    return coefficients(letter, dict(zip(letter.scalars, values, strict=True)))
+
+
+class Block:
+    """The tensors of a part that share device and dtype; their momenta lie in one flat buffer."""
+
+    def __init__(self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool) -> None:
+        self.params, self.names = params, names
+        self.sizes = [p.numel() for p in params]
+        self.offsets, self.total = [], 0
+        for size in self.sizes:
+            self.offsets.append(self.total)
+            self.total += -(-size // ALIGN) * ALIGN
+        self.dtype, self.device = params[0].dtype, params[0].device
+        self.normals: Normals | None = None
+        self.flat: torch.Tensor | None = None
+        self.momenta: Tensors = []
+        if momenta:
+            self.flat = torch.zeros(self.total, dtype=self.dtype, device=self.device)
+            self.momenta = self.views(self.flat)
+            for param, view in zip(params, self.momenta, strict=True):
+                if "momentum" in state[param]:
+                    view.copy_(state[param]["momentum"])
+                state[param]["momentum"] = view
+        self.g0: Tensors = []
+
+    def views(self, flat: torch.Tensor) -> Tensors:
+        return [
+            flat[start : start + size].view(p.shape)
+            for start, size, p in zip(self.offsets, self.sizes, self.params, strict=True)
+        ]
+
+    def begin(self, weight_decay: float) -> None:
+        """Take the gradients as they are now; tensors without one stand still."""
+        grads = [param.grad for param in self.params]
+        self.active = [i for i, g in enumerate(grads) if g is not None]
+        self.g: Tensors = [g for g in grads if g is not None]
+        self.complete = len(self.g) == len(grads)
+        if self.complete:
+            self.θ, self.p = self.params, self.momenta
+            self.whole = [self.flat] if self.flat is not None else []
+            self.count = sum(self.sizes)
+        else:
+            self.θ = [self.params[i] for i in self.active]
+            self.p = self.whole = [self.momenta[i] for i in self.active] if self.momenta else []
+            self.count = sum(self.sizes[i] for i in self.active)
+        if weight_decay and self.g:
+            self.g = list(torch._foreach_add(self.g, self.θ, alpha=weight_decay))
+        # What is put off: the tensors stand for θ + drift·p and scale·p.
+        self.drift: Scalar = 0.0
+        self.scale: Scalar = 1.0
+
+    def draw(self, name: tuple[int, int, int]) -> tuple[Tensors, Tensors]:
+        """Normals in the shape of the tensors, and the same numbers in the shape of `whole`."""
+        if self.normals is None:
+            self.normals = Normals(self.names, self.sizes, self.offsets, self.total, self.dtype, self.device)
+            self.noise = self.views(self.normals.flat)
+        flat = self.normals.draw(*name)
+        if self.complete:
+            return self.noise, [flat]
+        views = [self.noise[i] for i in self.active]
+        return views, views
+
+    def settle_drift(self) -> None:
+        if isinstance(self.drift, torch.Tensor) or self.drift != 0:
+            add(self.θ, self.p, self.drift)
+            self.drift = 0.0
+
+    def settle(self) -> None:
+        """Carry out what was put off."""
+        self.settle_drift()
+        if isinstance(self.scale, torch.Tensor) or self.scale != 1:
+            multiply(self.whole, self.scale)
+            self.scale = 1.0
+
+    def apply(self, terms: Terms, name: tuple[int, int, int]) -> None:
+        """Apply a linear letter to all tensors at once."""
+        views, whole = self.draw(name) if any("R" in sum_ for _, sum_ in terms) else ([], [])
+        for symbol, sum_ in terms:
+            own = sum_.get(symbol, 0.0)
+            others = {s: c for s, c in sum_.items() if s != symbol}
+            if symbol == "θ":
+                if isinstance(own, torch.Tensor) or own != 1:
+                    self.settle_drift()
+                    multiply(self.θ, own)
+                if "p" in others:
+                    self.drift = self.drift + self.scale * others.pop("p")
+                for s, c in others.items():
+                    add(self.θ, {"g": self.g, "g0": self.g0, "R": views}[s], c)
+            else:
+                self.scale = self.scale * own
+                if others:
+                    self.settle()
+                for s, c in others.items():
+                    if s == "R":
+                        add(self.whole, whole, c)
+                    else:
+                        add(self.p, {"g": self.g, "g0": self.g0, "θ": self.θ}[s], c)
+
+    def apply_by_tensor(self, letter: Letter, scalars: Mapping[str, Scalar], name: tuple[int, int, int]) -> None:
+        """Apply any letter, one tensor at a time: the reference for `apply`."""
+        self.settle()
+        tensors = {"θ": self.θ, "p": self.p, "g": self.g, "g0": self.g0}
+        tensors["R"] = self.draw(name)[0] if "R" in letter.needs else []
+        for i in range(len(self.θ)):
+            result = letter.map(*(tensors[s][i] if s in tensors else scalars[s] for s in letter.needs))
+            results = result if len(letter.changes) > 1 else (result,)
+            for symbol, value in zip(letter.changes, results, strict=True):
+                tensors[symbol][i].copy_(value)
+
+    def square(self) -> torch.Tensor:
+        """pᵀp, accumulated in at least float32."""
+        wide = self.dtype if self.dtype is torch.float64 else torch.float32
+        parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in self.whole)]
+        return self.scale**2 * (torch.stack(parts).sum() if len(parts) > 1 else parts[0])  # type: ignore[no-any-return]
+
+
+class Motion:
+    """One part on the move: its blocks, and the values of its fields for this step."""
+
+    def __init__(
+        self, params: Tensors, names: list[str], momenta: bool, state: Mapping[torch.Tensor, Any], reference: bool
+    ) -> None:
+        self.reference = reference
+        chosen: dict[tuple[torch.dtype, torch.device], tuple[Tensors, list[str]]] = {}
+        self.waiting: Tensors = []
+        for param, name in zip(params, names, strict=True):
+            if param.grad is None and "momentum" not in state.get(param, {}):
+                self.waiting.append(param)
+                continue
+            mine, labels = chosen.setdefault((param.dtype, param.device), ([], []))
+            mine.append(param)
+            labels.append(name)
+        self.blocks = [Block(mine, labels, state, momenta) for mine, labels in chosen.values()]
+
+    def stale(self) -> bool:
+        """Has a parameter that waited outside the blocks got its first gradient?"""
+        return any(param.grad is not None for param in self.waiting)
+
+    def begin(self, scalars: dict[str, Scalar], weight_decay: float) -> None:
+        """Take the gradients and the values of the fields."""
+        for block in self.blocks:
+            block.begin(weight_decay)
+        self.live = [block for block in self.blocks if block.g]
+        self.scalars = scalars
+        self.scalars["N"] = sum(block.count for block in self.live)
+
+    def remember_gradient(self) -> None:
+        """Keep the gradient at hand as g0."""
+        for block in self.live:
+            block.g0 = [g.clone() for g in block.g]
+
+    def run(self, beats: Iterable[Beat], before: float, now: float, name: tuple[int, int, int]) -> int:
+        """Apply the letters in turn; returns how many draws have been named."""
+        seed, step, draw = name
+        if not self.live:
+            return draw
+        for beat in beats:
+            letter = LETTERS[beat.letter]
+            self.scalars["h"] = beat.before * before + beat.now * now
+            if letter.changes == ("ξ",):
+                squares = [block.square() for block in self.live]
+                self.scalars["p2"] = sum(squares[1:], squares[0])
+                self.scalars["ξ"] = letter.map(*(self.scalars[s] for s in letter.needs))
+                continue
+            terms = None if self.reference else self.terms(letter)
+            for block in self.live:
+                if terms is None:
+                    block.apply_by_tensor(letter, self.scalars, (seed, step, draw))
+                else:
+                    block.apply(terms, (seed, step, draw))
+            draw += "R" in letter.needs
+        for block in self.live:
+            block.settle()
+        return draw
+
+    def terms(self, letter: Letter) -> Terms | None:
+        values = tuple(self.scalars[s] for s in letter.scalars)
+        if any(isinstance(value, torch.Tensor) for value in values):
+            return coefficients(letter, self.scalars)
+        return cached_coefficients(letter.name, values)
+
+
+def add(xs: Tensors, ys: Tensors, factor: Scalar) -> None:
+    """xs ← xs + factor·ys."""
+    if isinstance(factor, torch.Tensor):
+        if factor.device.type != "cpu":  # no synchronisation with the device
+            torch._foreach_addcmul_(xs, ys, [factor] * len(xs))
+            return
+        factor = factor.item()
+    if len(xs) == 1:
+        xs[0].add_(ys[0], alpha=factor)
+    else:
+        torch._foreach_add_(xs, ys, alpha=factor)
+
+
+def multiply(xs: Tensors, factor: Scalar) -> None:
+    """xs ← factor·xs."""
+    if len(xs) == 1:
+        xs[0].mul_(factor)
+    else:
+        torch._foreach_mul_(xs, factor)

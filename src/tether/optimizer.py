@@ -1,0 +1,332 @@
+"""Optimizer: a table of parts that moves a model's parameters; the only stateful class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tether.motion import Motion
+from tether.part import DEFAULTS, Named, Part, check, known_fields, match, number
+from tether.table import table
+from tether.words import Word, parse
+
+__all__ = ["NonFiniteGradient", "Optimizer"]
+
+
+class NonFiniteGradient(RuntimeError):
+    """A gradient holds inf or nan; nothing has been moved. `names` are the parameters concerned."""
+
+    def __init__(self, found: Mapping[str, str]) -> None:
+        where = "; ".join(f"{name!r} ({what})" for name, what in found.items())
+        super().__init__(
+            f"non-finite gradient in {where}. No parameter was moved: lower lr or clip the gradient, "
+            "or skip such steps with Optimizer(..., on_nonfinite='skip')"
+        )
+        self.names = tuple(found)
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Moves each part of a model by its own word of letters.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+    >>> opt = Optimizer(model, [
+    ...     Part("0.*", word="BACDEDCAB", temperature=1e-4),
+    ...     Part("*", word="BAOAB", friction=0.5, temperature=1e-4),
+    ... ], lr=0.25)
+    >>> model(torch.ones(4, 2)).square().mean().backward()
+    >>> opt.step()
+
+    Args:
+        params: a module, ``named_parameters()``, ``parameters()``, or torch param-group dicts, whose keys
+            may be fields of a `Part`.
+        parts: rows of the table; the first whose glob matches a parameter's name takes it. Without them one
+            part takes everything.
+        lr: the step size h of every part that does not set its own. Note that a word with momenta moves by
+            h² per gradient: ``OBA`` equals ``torch.optim.SGD(lr=h**2, momentum=exp(-friction*h))``.
+        seed: names the noise together with the step and the parameter; see `tether.noise`.
+        on_nonfinite: ``"raise"`` (nothing moved) or ``"skip"`` the step when a gradient holds inf or nan.
+        foreach: False applies every letter tensor by tensor: slower, the same numbers to rounding.
+        part_fields: defaults for the fields of every part, e.g. ``word="BAOAB", friction=1.0``.
+    """
+
+    method: str | None = None  # set by tether.methods, for the citation
+    skipped: int = 0
+
+    def __init__(
+        self,
+        params: torch.nn.Module | Iterable[Any],
+        parts: Sequence[Part] | None = None,
+        *,
+        lr: float | torch.Tensor,
+        seed: int = 0,
+        on_nonfinite: str = "raise",
+        foreach: bool = True,
+        **part_fields: Any,
+    ) -> None:
+        known_fields(part_fields, "Optimizer")
+        if on_nonfinite not in ("raise", "skip"):
+            raise ValueError(f"on_nonfinite={on_nonfinite!r} must be 'raise' or 'skip'")
+        if not isinstance(seed, int):
+            raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
+        # `step` and `previous_lr` are state, kept with the fields because torch saves those as they are.
+        defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, "step": 0, "previous_lr": 0.0}
+        check(defaults)
+        self._foreach, self._on_nonfinite = foreach, on_nonfinite
+        self._motions: list[Motion | None] = []
+        super().__init__(_groups(params, parts, defaults), defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a part given as a torch param group; its keys may be fields of a `Part`."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a param group is a dict with the key 'params', got {type(param_group).__name__}")
+        extra = {"params", "param_names", "seed", "step", "previous_lr", "initial_lr"}
+        known_fields((key for key in param_group if key not in extra), "param group")
+        group = {**self.defaults, **{key: value for key, value in param_group.items() if value is not None}}
+        check(group)
+        if getattr(self, "param_groups", None):
+            group["step"] = self.param_groups[0]["step"]
+        super().add_param_group(group)
+        for name, param in _named(self.param_groups[-1], self._count() - len(self.param_groups[-1]["params"])):
+            if not param.is_floating_point():
+                self.param_groups.pop()
+                raise TypeError(
+                    f"parameter {name!r} is {param.dtype}; tether moves real floating-point parameters: "
+                    "hold a complex one as torch.view_as_real(z)"
+                )
+        self._motions.append(None)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Move every part once; returns what the closure returns, as torch's optimizers do."""
+        words = [parse(group["word"]) for group in self.param_groups]
+        sizes = [_values(group) for group in self.param_groups]
+        with torch.no_grad():
+            if any(word.needs_closure for word in words):
+                return self._step_in_stages(closure, words, sizes)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            motions = self._begin(words, sizes)
+            if motions is None:
+                return loss
+            for group, motion, word, size in zip(self.param_groups, motions, words, sizes, strict=True):
+                if size["h"] == 0:
+                    continue
+                motion.run(word.program, group["previous_lr"], size["h"], (group["seed"], group["step"], 0))
+                if "ξ" in word.needs:
+                    group["thermostat"] = motion.scalars["ξ"]
+            self._count_step(sizes)
+            return loss
+
+    def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
+        """Run the words as written, all parts together, with a fresh gradient before each stage."""
+        if all(size["h"] == 0 for size in sizes):
+            self._begin(words, sizes)
+            return None
+        if closure is None:
+            word = next(word for word in words if word.needs_closure)
+            raise RuntimeError(
+                f"the word {word.text!r} takes {len(word.stages) - 1} gradients per step: call opt.step(closure) with "
+                "a closure that calls opt.zero_grad(), computes the loss, calls loss.backward() and returns the loss"
+            )
+        loss: Any = None
+        draws = [0] * len(words)
+        before = [(param, param.clone()) for group in self.param_groups for param in group["params"]]
+        before += [(s["momentum"], s["momentum"].clone()) for s in self.state.values() if "momentum" in s]
+        thermostats = [group["thermostat"] for group in self.param_groups]
+        for stage in range(max(len(word.stages) for word in words)):
+            if stage:
+                with torch.enable_grad():
+                    value = closure()
+                loss = value if stage == 1 else loss
+            elif not any(word.stages[0] for word in words):
+                continue
+            try:
+                motions = self._begin(words, sizes)
+            except Exception:
+                self._restore(before, thermostats)
+                raise
+            if motions is None:
+                self._restore(before, thermostats)
+                return loss
+            for i, (group, motion, word) in enumerate(zip(self.param_groups, motions, words, strict=True)):
+                if stage == 1 and "g0" in word.needs:
+                    motion.remember_gradient()
+                if stage < len(word.stages):
+                    name = (group["seed"], group["step"], draws[i])
+                    draws[i] = motion.run(word.stages[stage], 0.0, sizes[i]["h"], name)
+                    if "ξ" in word.needs:
+                        group["thermostat"] = sizes[i]["ξ"] = motion.scalars["ξ"]
+        self._count_step(sizes)
+        return loss
+
+    def _begin(self, words: list[Word], sizes: list[dict[str, Any]]) -> list[Motion] | None:
+        """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
+        found = self._faulty_gradients()
+        if found:
+            if self._on_nonfinite == "raise":
+                raise NonFiniteGradient(found)
+            self.skipped += 1
+            return None
+        motions = []
+        first = 0
+        for i, (group, word, size) in enumerate(zip(self.param_groups, words, sizes, strict=True)):
+            motion = self._motions[i]
+            if motion is None or motion.stale():
+                names = [name for name, _ in _named(group, first)]
+                motion = Motion(group["params"], names, "p" in word.needs, self.state, not self._foreach)
+                self._motions[i] = motion
+            first += len(group["params"])
+            motion.begin(size, group["weight_decay"])
+            if "ξ" in word.needs and not isinstance(size["ξ"], torch.Tensor) and motion.live:
+                block = motion.live[0]
+                wide = torch.float64 if block.dtype is torch.float64 else torch.float32
+                size["ξ"] = torch.tensor(float(size["ξ"]), dtype=wide, device=block.device)
+            if group["normalised"] and size["N"]:
+                size["ε"] = group["coupling"] / size["N"]
+            motions.append(motion)
+        return motions
+
+    def _faulty_gradients(self) -> dict[str, str]:
+        """The non-finite gradients by name; a gradient of the wrong kind is an error at once."""
+        sums, first = [], 0
+        for group in self.param_groups:
+            for i, param in enumerate(group["params"]):
+                grad = param.grad
+                if grad is None:
+                    continue
+                if grad.layout is not torch.strided or grad.is_complex():
+                    name = _named(group, first)[i][0]
+                    kind = "complex" if grad.is_complex() else "sparse"
+                    fix = "use nn.Embedding(..., sparse=False)" if kind == "sparse" else "use torch.view_as_real"
+                    raise TypeError(f"the gradient of {name!r} is {kind}; tether needs dense real gradients: {fix}")
+                sums.append(grad.sum())
+            first += len(group["params"])
+        if not sums or _all_finite(sums):
+            return {}
+        found, first = {}, 0
+        for group in self.param_groups:
+            for name, param in _named(group, first):
+                if param.grad is not None and not param.grad.isfinite().all():
+                    nan, inf = int(param.grad.isnan().sum()), int(param.grad.isinf().sum())
+                    found[name] = f"{nan} nan and {inf} inf of {param.numel()}"
+            first += len(group["params"])
+        return found
+
+    def _count_step(self, sizes: list[dict[str, Any]]) -> None:
+        if all(size["h"] == 0 for size in sizes):
+            return  # nothing moved: distributed checkpointing steps like this to make the state
+        for group, size in zip(self.param_groups, sizes, strict=True):
+            group["step"] += 1
+            group["previous_lr"] = size["h"] or group["previous_lr"]
+
+    def _restore(self, before: list[tuple[torch.Tensor, torch.Tensor]], thermostats: list[Any]) -> None:
+        for tensor, value in before:
+            tensor.copy_(value)
+        for group, value in zip(self.param_groups, thermostats, strict=True):
+            group["thermostat"] = value
+
+    def temperature(self) -> dict[str, float]:
+        """Kinetic temperature pᵀp/N of each part, as the last step left its momenta.
+
+        For words rotated to start at the kick (BAOAB, OBA, ABO, …) that is right after O, where
+        ⟨p²⟩ = τ holds best; nan for overdamped parts, which have no momenta.
+        """
+        result: dict[str, float] = {}
+        for label, group in zip(self._labels(), self.param_groups, strict=True):
+            squares, count = 0.0, 0
+            if parse(group["word"]).kinetic:
+                for param in group["params"]:
+                    if "momentum" in self.state.get(param, {}):
+                        squares += float(self.state[param]["momentum"].detach().double().square().sum())
+                        count += param.numel()
+            result[label] = squares / count if count else math.nan
+        return result
+
+    def describe(self) -> str:
+        """The table of parts, as text, with the citation of a published method."""
+        return table(self.param_groups, self._labels(), self.method, self.skipped)
+
+    def _labels(self) -> list[str]:
+        wheres = [group["where"] for group in self.param_groups]
+        return [where if wheres.count(where) == 1 else f"{where} #{i}" for i, where in enumerate(wheres)]
+
+    def _count(self) -> int:
+        return sum(len(group["params"]) for group in self.param_groups)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a checkpoint; the words must be those it was saved with."""
+        for i, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
+            if saved.get("word") != group["word"]:
+                raise ValueError(
+                    f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
+                    f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
+                )
+        super().load_state_dict(state_dict)
+        self._motions = [None] * len(self.param_groups)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        own = ("_foreach", "_on_nonfinite", "method", "skipped")
+        return {**state, **{name: getattr(self, name) for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._motions = [None] * len(self.param_groups)
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+def _groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the user gave, as torch param groups with every field filled in."""
+    if isinstance(params, torch.nn.Module):
+        params = params.named_parameters()
+    if isinstance(params, torch.Tensor):
+        raise TypeError("params is one tensor; put it in a list: Optimizer([tensor], lr=...)")
+    given = list(params)
+    if not given:
+        raise ValueError("no parameters to move: pass model.named_parameters()")
+    if isinstance(given[0], dict):
+        if parts is not None:
+            raise ValueError("param-group dicts are parts themselves: pass named_parameters() to use parts=[...]")
+        return given
+    if parts is None:
+        return [{"params": given}]
+    if not parts or not all(isinstance(part, Part) for part in parts):
+        raise TypeError(f"parts={parts!r} must be a list of tether.Part, e.g. [tether.Part('*')]")
+    rows = [part.row(defaults) for part in parts]
+    if not isinstance(given[0], tuple):
+        if len(parts) > 1 or parts[0].where != "*":
+            raise ValueError("parts are matched by name: pass model.named_parameters() instead of model.parameters()")
+        return [{"params": given, **rows[0]}]
+    named: Named = given
+    return [{"params": mine, **row} for mine, row in zip(match(named, parts), rows, strict=True)]
+
+
+def _named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
+    """Names and parameters of a group; a parameter without a name is called by its number."""
+    params = group["params"]
+    return list(zip(group.get("param_names") or [str(first + i) for i in range(len(params))], params, strict=True))
+
+
+def _values(group: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them."""
+    where = group["where"]
+    return {
+        "h": number(where, "lr", group["lr"]),
+        "γ": number(where, "friction", group["friction"], allow_infinite=True),
+        "τ": number(where, "temperature", group["temperature"]),
+        "ε": number(where, "coupling", group["coupling"]),
+        "σ": number(where, "noise", group["noise"]),
+        "ξ": group["thermostat"],
+    }
+
+
+def _all_finite(sums: list[torch.Tensor]) -> bool:
+    if all(x.device.type == "cpu" for x in sums):
+        return math.isfinite(sum(x.item() for x in sums))
+    return bool(torch.stack([x.to(sums[0].device, torch.float32) for x in sums]).isfinite().all())

@@ -1,0 +1,131 @@
+"""Part: one row of the table, and how rows find their parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from tether.words import parse
+
+__all__ = ["Part"]
+
+Named = list[tuple[str, torch.Tensor]]
+
+DEFAULTS: dict[str, Any] = {
+    "word": "X",
+    "friction": 1.0,
+    "temperature": 0.0,
+    "coupling": 0.1,
+    "noise": 0.01,
+    "weight_decay": 0.0,
+    "thermostat": 0.1,
+    "normalised": False,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row: which parameters move (`where`, a glob on their names) and by which dynamics.
+
+    A field left at None takes the optimizer's value.
+
+    Args:
+        where: glob on parameter names, e.g. ``"0.*"`` or ``"*.weight"``; the first match wins.
+        word: the dynamics, e.g. ``"X"`` (SGD, SGLD), ``"BAOAB"`` (Langevin), ``"BACDEDCAB"`` (adaptive).
+        lr: step size h.
+        friction: γ of the letter O; 0 is Hamiltonian, ``inf`` redraws the momenta.
+        temperature: τ; the dynamics samples exp(−L/τ), and 0 is noiseless.
+        coupling: ε of the thermostat letter E.
+        noise: σ_A, the strength of the applied noise of the letters D and F.
+        weight_decay: ω; the gradient becomes g + ωθ.
+        thermostat: the value at which the thermostat ξ starts.
+        normalised: divide ε by the number of parameters, so that one ε suits layers of every size.
+    """
+
+    where: str = "*"
+    word: str | None = None
+    lr: float | torch.Tensor | None = None
+    friction: float | None = None
+    temperature: float | None = None
+    coupling: float | None = None
+    noise: float | None = None
+    weight_decay: float | None = None
+    thermostat: float | None = None
+    normalised: bool | None = None
+
+    def row(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The part as a torch param group without its parameters: every field filled in and checked."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        row = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+        check(row)
+        return row
+
+
+FIELDS = tuple(field.name for field in fields(Part))
+
+
+def check(row: Mapping[str, Any]) -> None:
+    """Raise unless every value of a row is one the letters are defined for."""
+    where = f"part {row['where']!r}" if "where" in row else "part"
+    parse(row["word"])
+    for name in ("lr", "friction", "temperature", "coupling", "noise", "weight_decay"):
+        number(where, name, row[name], allow_infinite=name == "friction")
+    number(where, "thermostat", row["thermostat"], allow_negative=True)
+
+
+def number(where: str, name: str, value: Any, *, allow_infinite: bool = False, allow_negative: bool = False) -> float:
+    """The value as a float, or an error that names it, the rule and a fix."""
+    rule = "a finite number" if allow_negative else ("0 or more (inf included)" if allow_infinite else "finite and ≥ 0")
+    try:
+        x = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{where}: {name}={value!r} is not a number; {name} must be {rule}, e.g. {name}=0.1") from error
+    if math.isnan(x) or (x < 0 and not allow_negative) or (math.isinf(x) and not (allow_infinite and x > 0)):
+        raise ValueError(f"{where}: {name}={value!r} is out of range; {name} must be {rule}, e.g. {name}=0.1")
+    return x
+
+
+def known_fields(names: Iterable[str], caller: str) -> None:
+    """Raise for a name that is no field of a part, suggesting the nearest one."""
+    for name in names:
+        if name not in FIELDS:
+            near = get_close_matches(name, FIELDS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; fields are {', '.join(FIELDS)}"
+            raise TypeError(f"{caller}: unknown field {name!r}{hint}")
+
+
+def match(named: Named, parts: Sequence[Part]) -> list[Named]:
+    """Give each parameter to the first part whose glob matches its name.
+
+    Frozen parameters that no part asks for are left out; any other unmatched parameter is an error, and so
+    is a part that gets nothing.
+    """
+    taken: list[Named] = [[] for _ in parts]
+    for name, parameter in named:
+        for part, mine in zip(parts, taken, strict=True):
+            if fnmatchcase(name, part.where):
+                mine.append((name, parameter))
+                break
+        else:
+            if parameter.requires_grad:
+                globs = ", ".join(repr(part.where) for part in parts)
+                raise ValueError(
+                    f"parameter {name!r} is matched by no part (globs: {globs}); add a last Part('*') for the rest"
+                )
+    for part, mine in zip(parts, taken, strict=True):
+        if not mine:
+            hit = [name for name, _ in named if fnmatchcase(name, part.where)]
+            why = (
+                f"an earlier part takes all it matches ({', '.join(hit[:3])}): put the narrower part first"
+                if hit
+                else f"parameters are named {', '.join(repr(name) for name, _ in named[:6])}"
+                + (", …" if len(named) > 6 else "")
+            )
+            raise ValueError(f"part {part.where!r} matches no parameter; {why}")
+    return taken

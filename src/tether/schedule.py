@@ -1,0 +1,84 @@
+"""Schedule: change any numeric field of a part over time, as torch's schedulers change lr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from tether.part import check, number
+
+__all__ = ["Schedule"]
+
+NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
+
+
+class Schedule:
+    """Multiply a field of the matching parts by ``factor(t)`` after t calls of `step`.
+
+    Like torch's LambdaLR: the factor acts on the value the field had at the start, it is applied once on
+    construction (t = 0), and `state_dict` holds plain numbers, the factor itself being code.
+
+    >>> from tether import Optimizer
+    >>> opt = Optimizer([torch.nn.Parameter(torch.zeros(3))], lr=0.1, word="BAOAB", temperature=1e-3)
+    >>> anneal = Schedule(opt, "temperature", lambda t: 0.5 ** t)
+    >>> anneal.step()
+    >>> anneal.last_values
+    [0.0005]
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, field: str, factor: Callable[[int], float], *, where: str = "*"
+    ) -> None:
+        if field not in NUMERIC:
+            raise ValueError(f"cannot schedule {field!r}; numeric fields of a part are {', '.join(NUMERIC)}")
+        self.optimizer, self.field, self.factor = optimizer, field, factor
+        labels = [group["where"] for group in optimizer.param_groups]
+        self.parts = [i for i, label in enumerate(labels) if where == label or fnmatchcase(label, where)]
+        if not self.parts:
+            raise ValueError(f"no part is called {where!r}; parts are {', '.join(map(repr, labels))}")
+        self.start = [float(optimizer.param_groups[i][field]) for i in self.parts]
+        self.t = 0
+        self._apply()
+
+    @property
+    def last_values(self) -> list[float]:
+        """The field's value in each scheduled part now."""
+        return [float(self.optimizer.param_groups[i][self.field]) for i in self.parts]
+
+    def step(self) -> None:
+        """Advance by one and set the field; call it after ``opt.step()``."""
+        self.t += 1
+        try:
+            self._apply()
+        except Exception:
+            self.t -= 1
+            raise
+
+    def _apply(self) -> None:
+        factor = self.factor(self.t)
+        where, rule = f"Schedule at t={self.t}", {"allow_infinite": self.field == "friction"}
+        values = [number(where, self.field, factor * start if factor else 0.0, **rule) for start in self.start]
+        for i, value in zip(self.parts, values, strict=True):
+            group = self.optimizer.param_groups[i]
+            if isinstance(group[self.field], torch.Tensor):
+                group[self.field].fill_(value)
+            else:
+                group[self.field] = value
+            check(group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values: how far it has come and where it started."""
+        return {"t": self.t, "field": self.field, "parts": list(self.parts), "start": list(self.start)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; the field is set to its value there."""
+        if state["field"] != self.field or state["parts"] != self.parts:
+            raise ValueError(
+                f"this schedule sets {self.field!r} of parts {self.parts}, the saved one {state['field']!r} of parts "
+                f"{state['parts']}: build it as it was saved"
+            )
+        self.t, self.start = state["t"], list(state["start"])
+        self._apply()

@@ -1,0 +1,163 @@
+"""Words: which letters, in which order, for how long, and where the gradient is taken.
+
+A letter that occurs m times in a word runs for h/m each time. torch hands over one gradient per step, at
+the current θ, so a word is rotated cyclically to start at its kick: ``BAOAB`` becomes ``B A O A``, where
+the kick joins the second half of the step before to the first half of this one. Its duration is then
+½h′ + ½h with h′ the step size of the step before; h′ = 0 at the very first step makes that a half kick,
+and a changing learning rate is treated exactly.
+
+A word whose kicks fall on more than one position is run as written, in stages, one gradient each;
+it needs ``step(closure)``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from tether.letters import LETTERS
+
+__all__ = ["Beat", "Word", "WordError", "parse"]
+
+
+class WordError(ValueError):
+    """A word that cannot be run; the message shows it with a caret under the fault."""
+
+    def __init__(self, word: str, at: int, problem: str) -> None:
+        super().__init__(f"{problem}\n    {word!r}\n    {' ' * (at + 1)}^")
+        self.word, self.at = word, at
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A letter and its duration ``before·h′ + now·h``, h′ being the step size of the step before."""
+
+    letter: str
+    before: float
+    now: float
+
+    def __str__(self) -> str:
+        terms = [_times(self.before, "h′"), _times(self.now, "h")]
+        return f"{self.letter}({' + '.join(term for term in terms if term)})"
+
+
+@dataclass(frozen=True)
+class Word:
+    """A parsed word: `program` runs on one gradient, `stages` on one gradient each."""
+
+    text: str
+    program: tuple[Beat, ...]
+    stages: tuple[tuple[Beat, ...], ...]
+    needs: frozenset[str]
+
+    @property
+    def needs_closure(self) -> bool:
+        """Does one step take more than one gradient?"""
+        return not self.program
+
+    @property
+    def kinetic(self) -> bool:
+        """Does a kick act on momenta, so that there is a kinetic temperature?"""
+        return any(LETTERS[name].kicks and not LETTERS[name].moves for name in self.text)
+
+    def __str__(self) -> str:
+        if self.needs_closure:
+            stages = " | ".join(" ".join(map(str, stage)) for stage in self.stages if stage)
+            return f"{self.text}: {stages}; {len(self.stages) - 1} gradients per step, needs step(closure)"
+        return f"{self.text}: {' '.join(map(str, self.program))}; one gradient per step"
+
+
+def parse(word: str) -> Word:
+    """Say what a word is and whether it needs a closure.
+
+    >>> print(parse("BAOAB"))
+    BAOAB: B(½h′ + ½h) A(½h) O(h) A(½h); one gradient per step
+    >>> print(parse("OBA"))
+    OBA: B(h) A(h) O(h); one gradient per step
+    >>> print(parse("BABAB"))
+    BABAB: B(⅓h) A(½h) | B(⅓h) A(½h) | B(⅓h); 3 gradients per step, needs step(closure)
+    """
+    if not isinstance(word, str):
+        raise TypeError(f"a word is a string of letters such as 'BAOAB', got {word!r}")
+    return _parse(word)
+
+
+@lru_cache
+def _parse(word: str) -> Word:
+    _check(word)
+    count = Counter(word)
+    duration = [1 / count[name] for name in word]
+    starts = _fresh_gradients(word)
+    stages = _stages(word, duration)
+    needs = frozenset(symbol for name in word for symbol in LETTERS[name].needs)
+    if len(starts) > 1:
+        return Word(word, (), stages, needs)
+
+    start = starts[0]
+    if "g0" in needs:
+        at = next(i for i, name in enumerate(word) if "g0" in LETTERS[name].needs)
+        raise WordError(
+            word, at, f"{word[at]} compares two gradients, but this word takes one: put a step before it, as in 'XH'"
+        )
+    # Letters from `start` on finish the step before, but only if this one has a kick of its own without them.
+    finishes = any(LETTERS[name].kicks for name in word[:start])
+    last = [Beat(word[i], *((duration[i], 0.0) if finishes else (0.0, duration[i]))) for i in range(start, len(word))]
+    this = [Beat(word[i], 0.0, duration[i]) for i in range(start)]
+    return Word(word, _merge(last + this), stages, needs)
+
+
+def _check(word: str) -> None:
+    alphabet = "".join(sorted(LETTERS))
+    if not word:
+        raise WordError(word, 0, f"an empty word moves nothing: write letters of {alphabet}, e.g. 'BAOAB' or 'X'")
+    for at, name in enumerate(word):
+        if name not in LETTERS:
+            hint = f": did you mean {name.upper()!r}?" if name.upper() in LETTERS else f": letters are {alphabet}"
+            raise WordError(word, at, f"unknown letter {name!r} in the word {word!r}{hint}")
+    if not any(LETTERS[name].kicks for name in word):
+        raise WordError(word, len(word), f"the word {word!r} has no kick, so it never sees the loss: add B (or use X)")
+    if not any(LETTERS[name].moves for name in word):
+        raise WordError(word, len(word), f"the word {word!r} has no drift, so it never moves the parameters: add A")
+
+
+def _fresh_gradients(word: str) -> list[int]:
+    """The kicks that need a new gradient: those that follow a move, cyclically."""
+    starts = []
+    for i, name in enumerate(word):
+        if LETTERS[name].kicks:
+            past = (LETTERS[word[j % len(word)]] for j in range(i + len(word) - 1, i - 1, -1))
+            if next(letter for letter in past if letter.kicks or letter.moves).moves:
+                starts.append(i)
+    return starts
+
+
+def _stages(word: str, duration: list[float]) -> tuple[tuple[Beat, ...], ...]:
+    """The word as written, cut before each kick whose gradient is stale; stage 0 needs no gradient."""
+    stages: list[list[Beat]] = [[]]
+    fresh = False
+    for name, time in zip(word, duration, strict=True):
+        if LETTERS[name].kicks and not fresh:
+            stages.append([])
+            fresh = True
+        stages[-1].append(Beat(name, 0.0, time))
+        fresh = fresh and not LETTERS[name].moves
+    return tuple(_merge(stage) for stage in stages)
+
+
+def _merge(beats: list[Beat]) -> tuple[Beat, ...]:
+    merged: list[Beat] = []
+    for name, run in groupby(beats, key=lambda beat: beat.letter):
+        same = list(run)
+        if LETTERS[name].flow:
+            same = [Beat(name, sum(b.before for b in same), sum(b.now for b in same))]
+        merged += same
+    return tuple(merged)
+
+
+def _times(factor: float, h: str) -> str:
+    if not factor:
+        return ""
+    fractions = {1.0: "", 1 / 2: "½", 1 / 3: "⅓", 2 / 3: "⅔", 1 / 4: "¼", 3 / 4: "¾"}
+    return fractions.get(factor, f"{factor:.4g} ") + h
