@@ -93,7 +93,10 @@ def sgld(
     return Optimizer(model, lr=lr, word="X", temperature=temperature, **options)
 
 
-@cites("B. Leimkuhler, C. Matthews. Rational construction of stochastic numerical methods for molecular sampling. AMRX 2013")
+@cites(
+    "B. Leimkuhler, C. Matthews. Rational construction of stochastic numerical methods for molecular sampling. "
+    "Applied Mathematics Research eXpress 2013"
+)
 def langevin(
     model: torch.nn.Module,
     lr: float = 0.1,

@@ -1,29 +1,33 @@
 """Motion: how a word's letters reach the tensors of one part, in as few passes as they allow.
 
 A letter is linear in θ, p, g and R for all dynamics of the papers. Run on formal sums it yields its
-coefficients, e.g. O gives ``p ← 0.9 p + 0.3 R``, and those are applied to the whole part by fused calls.
-Two things are put off as long as they can be, a scaling of p and a drift along p, so that ``A O A``
-without noise is one pass over θ and not two. A letter that is not linear is applied tensor by tensor,
-which is also the reference that the tests compare with.
+coefficients, e.g. O gives ``p ← 0.9 p + 0.3 R``, and a whole word of those is carried out at once: by the
+compiled kernel in one pass over memory, or by a few fused calls of torch. A letter that is not linear is
+applied tensor by tensor, which is also the reference that the tests compare with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from tether import native
 from tether.letters import LETTERS, VECTORS, Letter
 from tether.noise import Normals
+from tether.noise import keys as noise_keys
 from tether.words import Beat
 
 __all__ = ["Block", "Motion", "Sum"]
 
 Scalar = Any  # a float, or a 0-dimensional tensor where the thermostat enters
 Tensors = list[torch.Tensor]
-Terms = tuple[tuple[str, dict[str, Scalar]], ...]
+Terms = dict[str, Scalar]  # symbol → coefficient
+Name = tuple[int, int, int]  # of a draw: seed, step, number of the draw
+Update = tuple[str, Terms, Name]  # what changes, into which sum, with whose noise
+T = TypeVar("T")
 
 ALIGN = 16  # elements; every tensor starts on a cache line of the flat buffer
 
@@ -53,7 +57,7 @@ class Sum:
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Scalar) -> Sum:
-        return self * (1 / divisor)
+        return Sum({symbol: coefficient / divisor for symbol, coefficient in self.terms.items()})
 
     def __neg__(self) -> Sum:
         return self * -1.0
@@ -65,7 +69,7 @@ class Sum:
 UNITS = {symbol: Sum({symbol: 1.0}) for symbol in VECTORS}
 
 
-def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> Terms | None:
+def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> tuple[tuple[str, Terms], ...] | None:
     """What the letter does to each symbol it changes, as terms; None where it is not linear."""
     try:
         result = letter.map(*(UNITS[s] if s in UNITS else scalars[s] for s in letter.needs))
@@ -82,7 +86,7 @@ def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> Terms | None:
 
 
 @lru_cache(maxsize=1024)
-def cached_coefficients(name: str, values: tuple[float, ...]) -> Terms | None:
+def cached_coefficients(name: str, values: tuple[float, ...]) -> tuple[tuple[str, Terms], ...] | None:
     letter = LETTERS[name]
     return coefficients(letter, dict(zip(letter.scalars, values, strict=True)))
 
@@ -109,6 +113,8 @@ class Block:
                     view.copy_(state[param]["momentum"])
                 state[param]["momentum"] = view
         self.g0: Tensors = []
+        self.everything = list(range(len(params)))
+        self.kernel = native.serves(self.dtype, self.device)
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [
@@ -119,76 +125,112 @@ class Block:
     def begin(self, weight_decay: float) -> None:
         """Take the gradients as they are now; tensors without one stand still."""
         grads = [param.grad for param in self.params]
-        self.active = [i for i, g in enumerate(grads) if g is not None]
         self.g: Tensors = [g for g in grads if g is not None]
         self.complete = len(self.g) == len(grads)
         if self.complete:
-            self.θ, self.p = self.params, self.momenta
-            self.whole = [self.flat] if self.flat is not None else []
-            self.count = sum(self.sizes)
+            self.active = self.everything
         else:
-            self.θ = [self.params[i] for i in self.active]
-            self.p = self.whole = [self.momenta[i] for i in self.active] if self.momenta else []
-            self.count = sum(self.sizes[i] for i in self.active)
+            self.active = [i for i, g in enumerate(grads) if g is not None]
         if weight_decay and self.g:
-            self.g = list(torch._foreach_add(self.g, self.θ, alpha=weight_decay))
-        # What is put off: the tensors stand for θ + drift·p and scale·p.
-        self.drift: Scalar = 0.0
-        self.scale: Scalar = 1.0
+            self.g = list(torch._foreach_add(self.g, self.pick(self.params), alpha=weight_decay))
+        self.pending: list[Update] = []
 
-    def draw(self, name: tuple[int, int, int]) -> tuple[Tensors, Tensors]:
-        """Normals in the shape of the tensors, and the same numbers in the shape of `whole`."""
+    def pick(self, values: list[T]) -> list[T]:
+        """Those of the tensors that have a gradient."""
+        return values if self.complete else [values[i] for i in self.active]
+
+    @property
+    def count(self) -> int:
+        """The number of parameters that move."""
+        return sum(self.pick(self.sizes))
+
+    def draw(self, name: Name) -> tuple[Tensors, Tensors]:
+        """Normals in the shape of the tensors, and the same numbers in one piece where all tensors move."""
         if self.normals is None:
             self.normals = Normals(self.names, self.sizes, self.offsets, self.total, self.dtype, self.device)
             self.noise = self.views(self.normals.flat)
         flat = self.normals.draw(*name)
-        if self.complete:
-            return self.noise, [flat]
-        views = [self.noise[i] for i in self.active]
-        return views, views
-
-    def settle_drift(self) -> None:
-        if isinstance(self.drift, torch.Tensor) or self.drift != 0:
-            add(self.θ, self.p, self.drift)
-            self.drift = 0.0
+        views = self.pick(self.noise)
+        return views, [flat] if self.complete else views
 
     def settle(self) -> None:
-        """Carry out what was put off."""
-        self.settle_drift()
-        if isinstance(self.scale, torch.Tensor) or self.scale != 1:
-            multiply(self.whole, self.scale)
-            self.scale = 1.0
+        """Carry out the linear letters that were put off."""
+        updates, self.pending = self.pending, []
+        if not updates:
+            return
+        # A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit.
+        passes = sum(len(terms) - is_number(terms.get(symbol), 1) for symbol, terms, _ in updates)
+        if passes > 1 and self.kernel and self.run_by_kernel(updates):
+            return
+        self.run_by_foreach(updates)
 
-    def apply(self, terms: Terms, name: tuple[int, int, int]) -> None:
-        """Apply a linear letter to all tensors at once."""
-        views, whole = self.draw(name) if any("R" in sum_ for _, sum_ in terms) else ([], [])
-        for symbol, sum_ in terms:
-            own = sum_.get(symbol, 0.0)
-            others = {s: c for s, c in sum_.items() if s != symbol}
+    def run_by_kernel(self, updates: list[Update]) -> bool:
+        """All updates in one pass over memory, where the kernel knows their symbols; else False."""
+        θ, p = self.pick(self.params), self.pick(self.momenta)
+        draws = list(dict.fromkeys(name for _, terms, name in updates if "R" in terms))
+        known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in updates)
+        if not known or len(draws) > native.DRAWS or not all(x.is_contiguous() for x in (*θ, *self.g)):
+            return False
+        names, sizes = self.pick(self.names), self.pick(self.sizes)
+        ops = []
+        for symbol, terms, name in updates:
+            own, cp = terms.get(symbol, 0.0), terms.get("p", 0.0) if symbol == "θ" else 0.0
+            draw = draws.index(name) if "R" in terms else -1
+            cg, cR = terms.get("g", 0.0), terms.get("R", 0.0)
+            ops.append((int(symbol == "θ"), draw, float(own), float(cp), float(cg), float(cR)))
+        keys = b"".join([noise_keys(*name, names, sizes) for name in draws])
+        blocks = sum(-(-size // native.BLOCK) for size in sizes)
+        at = [native.addresses(x) if x else None for x in (θ, p, self.g)]
+        native.run(self.dtype, native.integers(sizes), blocks, ops, keys, θ=at[0], p=at[1], g=at[2])
+        return True
+
+    def run_by_foreach(self, updates: list[Update]) -> None:
+        """All updates by fused calls, put off where two can become one.
+
+        The tensors stand for θ + drift·p and scale·p: a scaling of p and a drift along p wait until p changes
+        otherwise, so that A O A without noise is one pass over θ and not two.
+        """
+        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g, "g0": self.g0}
+        whole = [self.flat] if self.complete and self.flat is not None else tensors["p"]
+        drift: Scalar = 0.0
+        scale: Scalar = 1.0
+        held: Name | None = None
+        for symbol, terms, name in updates:
+            own = terms.get(symbol, 0.0)
+            others = [(s, c) for s, c in terms.items() if s != symbol]
+            if "R" in terms and name != held:
+                tensors["R"], noise = self.draw(name)
+                held = name
             if symbol == "θ":
-                if isinstance(own, torch.Tensor) or own != 1:
-                    self.settle_drift()
-                    multiply(self.θ, own)
-                if "p" in others:
-                    self.drift = self.drift + self.scale * others.pop("p")
-                for s, c in others.items():
-                    add(self.θ, {"g": self.g, "g0": self.g0, "R": views}[s], c)
-            else:
-                self.scale = self.scale * own
-                if others:
-                    self.settle()
-                for s, c in others.items():
-                    if s == "R":
-                        add(self.whole, whole, c)
+                if not is_number(own, 1):
+                    add(tensors["θ"], tensors["p"], drift)
+                    drift = 0.0
+                    multiply(tensors["θ"], own)
+                for s, c in others:
+                    if s == "p":
+                        drift = drift + scale * c
                     else:
-                        add(self.p, {"g": self.g, "g0": self.g0, "θ": self.θ}[s], c)
+                        add(tensors["θ"], tensors[s], c)
+            else:
+                scale = scale * own
+                if others:
+                    add(tensors["θ"], tensors["p"], drift)
+                    multiply(whole, scale)
+                    drift, scale = 0.0, 1.0
+                for s, c in others:
+                    if s == "R":
+                        add(whole, noise, c)
+                    else:
+                        add(tensors["p"], tensors[s], c)
+        add(tensors["θ"], tensors["p"], drift)
+        multiply(whole, scale)
 
-    def apply_by_tensor(self, letter: Letter, scalars: Mapping[str, Scalar], name: tuple[int, int, int]) -> None:
-        """Apply any letter, one tensor at a time: the reference for `apply`."""
+    def apply_by_tensor(self, letter: Letter, scalars: Mapping[str, Scalar], name: Name) -> None:
+        """Apply any letter, one tensor at a time: the reference for the two above."""
         self.settle()
-        tensors = {"θ": self.θ, "p": self.p, "g": self.g, "g0": self.g0}
+        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g, "g0": self.g0}
         tensors["R"] = self.draw(name)[0] if "R" in letter.needs else []
-        for i in range(len(self.θ)):
+        for i in range(len(self.g)):
             result = letter.map(*(tensors[s][i] if s in tensors else scalars[s] for s in letter.needs))
             results = result if len(letter.changes) > 1 else (result,)
             for symbol, value in zip(letter.changes, results, strict=True):
@@ -196,9 +238,11 @@ class Block:
 
     def square(self) -> torch.Tensor:
         """pᵀp, accumulated in at least float32."""
+        self.settle()
         wide = self.dtype if self.dtype is torch.float64 else torch.float32
-        parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in self.whole)]
-        return self.scale**2 * (torch.stack(parts).sum() if len(parts) > 1 else parts[0])  # type: ignore[no-any-return]
+        whole = [self.flat] if self.complete and self.flat is not None else self.pick(self.momenta)
+        parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in whole)]
+        return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 
 class Motion:
@@ -254,21 +298,27 @@ class Motion:
                 if terms is None:
                     block.apply_by_tensor(letter, self.scalars, (seed, step, draw))
                 else:
-                    block.apply(terms, (seed, step, draw))
+                    block.pending += [(symbol, sum_, (seed, step, draw)) for symbol, sum_ in terms]
             draw += "R" in letter.needs
         for block in self.live:
             block.settle()
         return draw
 
-    def terms(self, letter: Letter) -> Terms | None:
+    def terms(self, letter: Letter) -> tuple[tuple[str, Terms], ...] | None:
         values = tuple(self.scalars[s] for s in letter.scalars)
         if any(isinstance(value, torch.Tensor) for value in values):
             return coefficients(letter, self.scalars)
         return cached_coefficients(letter.name, values)
 
 
+def is_number(x: Scalar, value: float) -> bool:
+    return not isinstance(x, torch.Tensor) and x == value
+
+
 def add(xs: Tensors, ys: Tensors, factor: Scalar) -> None:
     """xs ← xs + factor·ys."""
+    if is_number(factor, 0):
+        return
     if isinstance(factor, torch.Tensor):
         if factor.device.type != "cpu":  # no synchronisation with the device
             torch._foreach_addcmul_(xs, ys, [factor] * len(xs))
@@ -282,6 +332,8 @@ def add(xs: Tensors, ys: Tensors, factor: Scalar) -> None:
 
 def multiply(xs: Tensors, factor: Scalar) -> None:
     """xs ← factor·xs."""
+    if is_number(factor, 1):
+        return
     if len(xs) == 1:
         xs[0].mul_(factor)
     else:

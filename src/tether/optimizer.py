@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from tether import native
 from tether.motion import Motion
 from tether.part import DEFAULTS, Named, Part, check, known_fields, match, number
 from tether.table import table
@@ -98,7 +100,7 @@ class Optimizer(torch.optim.Optimizer):
                 )
         self._motions.append(None)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
         words = [parse(group["word"]) for group in self.param_groups]
         sizes = [_values(group) for group in self.param_groups]
@@ -192,7 +194,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _faulty_gradients(self) -> dict[str, str]:
         """The non-finite gradients by name; a gradient of the wrong kind is an error at once."""
-        sums, first = [], 0
+        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        first = 0
         for group in self.param_groups:
             for i, param in enumerate(group["params"]):
                 grad = param.grad
@@ -203,9 +206,9 @@ class Optimizer(torch.optim.Optimizer):
                     kind = "complex" if grad.is_complex() else "sparse"
                     fix = "use nn.Embedding(..., sparse=False)" if kind == "sparse" else "use torch.view_as_real"
                     raise TypeError(f"the gradient of {name!r} is {kind}; tether needs dense real gradients: {fix}")
-                sums.append(grad.sum())
+                alike.setdefault((grad.dtype, grad.device), []).append(grad)
             first += len(group["params"])
-        if not sums or _all_finite(sums):
+        if all(_finite(grads) for grads in alike.values()):
             return {}
         found, first = {}, 0
         for group in self.param_groups:
@@ -315,18 +318,33 @@ def _named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them."""
-    where = group["where"]
-    return {
-        "h": number(where, "lr", group["lr"]),
-        "γ": number(where, "friction", group["friction"], allow_infinite=True),
-        "τ": number(where, "temperature", group["temperature"]),
-        "ε": number(where, "coupling", group["coupling"]),
-        "σ": number(where, "noise", group["noise"]),
-        "ξ": group["thermostat"],
-    }
+    fields = [group[name] for name in ("lr", "friction", "temperature", "coupling", "noise")]
+    fields[0] = float(fields[0])  # lr may be a tensor
+    try:
+        numbers = _checked(group["where"], *fields)
+    except TypeError:  # not hashable, so not a number
+        numbers = _checked.__wrapped__(group["where"], *fields)
+    values: dict[str, Any] = dict(zip("hγτεσ", numbers, strict=True))
+    values["ξ"] = group["thermostat"]
+    return values
 
 
-def _all_finite(sums: list[torch.Tensor]) -> bool:
-    if all(x.device.type == "cpu" for x in sums):
-        return math.isfinite(sum(x.item() for x in sums))
-    return bool(torch.stack([x.to(sums[0].device, torch.float32) for x in sums]).isfinite().all())
+@lru_cache(maxsize=1024)
+def _checked(where: str, lr: Any, friction: Any, temperature: Any, coupling: Any, noise: Any) -> tuple[float, ...]:
+    part = f"part {where!r}"
+    return (
+        number(part, "lr", lr),
+        number(part, "friction", friction, allow_infinite=True),
+        number(part, "temperature", temperature),
+        number(part, "coupling", coupling),
+        number(part, "noise", noise),
+    )
+
+
+def _finite(grads: list[torch.Tensor]) -> bool:
+    """Are these gradients, alike in dtype and device, finite? A sum that is not may be mere overflow."""
+    first = grads[0]
+    if native.serves(first.dtype, first.device) and all(grad.is_contiguous() for grad in grads):
+        return native.finite(first.dtype, native.integers([x.numel() for x in grads]), native.addresses(grads))
+    sums = torch.stack([grad.sum(dtype=torch.float32) for grad in grads])
+    return bool(sums.isfinite().all()) or all(bool(grad.isfinite().all()) for grad in grads)

@@ -1,0 +1,185 @@
+// One pass over memory for a whole word: every block of a part is loaded once, taken through all the linear
+// letters of the word with its noise made on the spot, and stored once. native.py compiles this file on first
+// use; noise.py (the streams) and motion.py (the letters) hold the same mathematics in Python.
+
+#ifndef REAL
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+
+// The fastest version that the machine can run is chosen when the library is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PLAIN)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+enum { BLOCK = 1 << 16, CHUNK = 2048, THREADS = 64 };
+
+// x ← own·x + p·p + g·g + R·R for x = p (target 0) or x = θ (target 1); draw says whose normals R are, −1 for none
+typedef struct { int64_t target, draw; double own, p, g, R; } Op;
+
+typedef struct {
+  int64_t tensors, blocks, ops, thread, threads;
+  void *const *theta, *const *p, *const *g;
+  const int64_t *size;
+  const Op *op;
+  const uint64_t *key;  // draws × blocks × 3
+} Task;
+
+// SFC64 by Chris Doty-Humphrey, as in numpy; started at a hashed name with the counter at 1.
+static void words(uint64_t *out, int64_t n, uint64_t s[4]) {
+  uint64_t a = s[0], b = s[1], c = s[2], counter = s[3];
+  for (int64_t i = 0; i < n; i++) {
+    uint64_t r = a + b + counter++;
+    a = b ^ (b >> 11);
+    b = c + (c << 3);
+    c = ((c << 24) | (c >> 40)) + r;
+    out[i] = r;
+  }
+  s[0] = a; s[1] = b; s[2] = c; s[3] = counter;
+}
+
+#define REAL float
+#define SIGNED int32_t
+#define MANTISSA 23
+#define BIAS 127
+#define TERMS 5
+#define NAME(f) f##_f32
+#include "native.c"
+#undef REAL
+#undef SIGNED
+#undef MANTISSA
+#undef BIAS
+#undef TERMS
+#undef NAME
+#define REAL double
+#define SIGNED int64_t
+#define MANTISSA 52
+#define BIAS 1023
+#define TERMS 10
+#define NAME(f) f##_f64
+#include "native.c"
+
+#else
+
+// Box–Muller on pairs of integers: r = √(−2 log u), u = (|i| + ¼)/2^(bits), and the angle φ = π j/2^(bits).
+// log by 2 artanh((m − 1)/(m + 1)), sine and cosine by their series on |φ| ≤ π/4: TERMS each suffice for REAL.
+static inline __attribute__((always_inline)) void NAME(normals)(REAL *out, int64_t n, uint64_t s[4]) {
+  int64_t k = (n + 1) / 2;
+  uint64_t raw[CHUNK];
+  SIGNED integers[CHUNK];
+  REAL cosine[CHUNK / 2], sine[CHUNK / 2];
+  words(raw, (int64_t)(2 * k * sizeof(REAL) / 8), s);
+  memcpy(integers, raw, 2 * k * sizeof(REAL));
+  const REAL unit = (REAL)(sizeof(REAL) == 4 ? 0x1p-31 : 0x1p-63);
+  for (int64_t e = 0; e < k; e++) {
+    REAL i = (REAL)integers[e], u = ((i < 0 ? -i : i) + (REAL)0.25) * unit;
+    SIGNED bits;
+    memcpy(&bits, &u, sizeof bits);
+    const SIGNED one = (SIGNED)BIAS << MANTISSA, mask = ((SIGNED)1 << MANTISSA) - 1;
+    SIGNED exponent = (bits >> MANTISSA) - BIAS;
+    bits = (bits & mask) | one;
+    REAL m;
+    memcpy(&m, &bits, sizeof m);
+    int big = m > (REAL)1.41421356237309504880;
+    m = big ? m / 2 : m;
+    REAL power = (REAL)(exponent + big);
+    REAL t = (m - 1) / (m + 1), t2 = t * t, artanh = 1 / (REAL)(2 * TERMS + 1);
+    for (int q = TERMS - 1; q >= 0; q--) artanh = artanh * t2 + 1 / (REAL)(2 * q + 1);
+    REAL squared = -2 * (power * (REAL)0.69314718055994530942 + 2 * t * artanh);
+#if MANTISSA == 23
+    REAL r = sqrtf(squared > 0 ? squared : 0);
+#else
+    REAL r = sqrt(squared > 0 ? squared : 0);
+#endif
+    REAL x = (REAL)integers[k + e] * unit;          // φ/π in [−1, 1]
+    REAL doubled = 2 * x;
+    SIGNED quarter = (SIGNED)(doubled + (doubled >= 0 ? (REAL)0.5 : (REAL)-0.5));
+    REAL y = (REAL)3.14159265358979323846 * (x - (REAL)quarter / 2), y2 = y * y;
+    REAL c = 1, d = 1;                               // nested series of cos y and sin y / y
+    for (int i = TERMS - 1; i >= 1; i--) {
+      c = 1 - c * y2 * (1 / (REAL)((2 * i - 1) * (2 * i)));
+      d = 1 - d * y2 * (1 / (REAL)((2 * i) * (2 * i + 1)));
+    }
+    d *= y;
+    REAL cc = (quarter & 1) ? d : c, ss = (quarter & 1) ? c : d;
+    cosine[e] = r * (((quarter + 1) & 2) ? -cc : cc);
+    sine[e] = r * ((quarter & 2) ? -ss : ss);
+  }
+  memcpy(out, cosine, k * sizeof(REAL));
+  memcpy(out + k, sine, (n - k) * sizeof(REAL));
+}
+
+CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, const Task *task, int64_t block) {
+  REAL R[CHUNK];
+  uint64_t state[8][4];
+  for (int64_t o = 0; o < task->ops; o++) {
+    int64_t draw = task->op[o].draw;
+    if (draw < 0) continue;
+    memcpy(state[draw], task->key + 3 * (draw * task->blocks + block), 24);
+    state[draw][3] = 1;
+  }
+  for (int64_t at = 0; at < n; at += CHUNK) {
+    int64_t m = n - at < CHUNK ? n - at : CHUNK, held = -1;
+    for (int64_t o = 0; o < task->ops; o++) {
+      const Op op = task->op[o];
+      if (op.draw >= 0 && op.draw != held) {
+        NAME(normals)(R, m, state[op.draw]);
+        held = op.draw;
+      }
+      REAL *x = (op.target ? theta : p) + at;
+      const REAL own = (REAL)op.own, cp = (REAL)op.p, cg = (REAL)op.g, cR = (REAL)op.R;
+      if (op.own == 0) for (int64_t i = 0; i < m; i++) x[i] = 0;
+      else if (op.own != 1) for (int64_t i = 0; i < m; i++) x[i] *= own;
+      if (op.p != 0) for (int64_t i = 0; i < m; i++) x[i] += cp * p[at + i];
+      if (op.g != 0) for (int64_t i = 0; i < m; i++) x[i] += cg * g[at + i];
+      if (op.R != 0) for (int64_t i = 0; i < m; i++) x[i] += cR * R[i];
+    }
+  }
+}
+
+static void *NAME(worker)(void *argument) {
+  const Task *task = argument;
+  int64_t block = 0;
+  for (int64_t t = 0; t < task->tensors; t++)
+    for (int64_t at = 0; at < task->size[t]; at += BLOCK, block++)
+      if (block % task->threads == task->thread) {
+        int64_t n = task->size[t] - at < BLOCK ? task->size[t] - at : BLOCK;
+        REAL *theta = task->theta ? (REAL *)task->theta[t] + at : 0, *p = task->p ? (REAL *)task->p[t] + at : 0;
+        NAME(block)(theta, p, task->g ? (REAL *)task->g[t] + at : 0, n, task, block);
+      }
+  return 0;
+}
+
+void NAME(run)(int64_t tensors, void *const *theta, void *const *p, void *const *g, const int64_t *size,
+               int64_t blocks, int64_t ops, const Op *op, const uint64_t *key, int64_t threads) {
+  Task task[THREADS];
+  pthread_t thread[THREADS];
+  int started[THREADS] = {0};
+  if (threads > THREADS) threads = THREADS;
+  if (threads > blocks) threads = blocks;
+  if (threads < 1) threads = 1;
+  for (int64_t i = threads - 1; i >= 0; i--) {
+    task[i] = (Task){tensors, blocks, ops, i, threads, theta, p, g, size, op, key};
+    if (i) started[i] = !pthread_create(&thread[i], 0, NAME(worker), &task[i]);
+    if (!started[i]) NAME(worker)(&task[i]);
+  }
+  for (int64_t i = 1; i < threads; i++)
+    if (started[i]) pthread_join(thread[i], 0);
+}
+
+// Is every number finite? A non-finite one has all exponent bits set.
+CLONES int64_t NAME(finite)(int64_t tensors, void *const *x, const int64_t *size) {
+  const SIGNED exponent = (SIGNED)(2 * BIAS + 1) << MANTISSA;
+  for (int64_t t = 0; t < tensors; t++) {
+    const SIGNED *bits = x[t];
+    SIGNED bad = 0;
+    for (int64_t i = 0; i < size[t]; i++) bad |= (SIGNED)((bits[i] & exponent) == exponent);
+    if (bad) return 0;
+  }
+  return 1;
+}
+
+#endif
