@@ -8,8 +8,8 @@ applied tensor by tensor, which is also the reference that the tests compare wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -20,15 +20,15 @@ from tether.noise import Normals
 from tether.noise import keys as noise_keys
 from tether.words import Beat
 
-__all__ = ["Block", "Motion", "Sum"]
+__all__ = ["Block", "Motion", "Program", "Sum"]
 
 Scalar = Any  # a float, or a 0-dimensional tensor where the thermostat enters
 Tensors = list[torch.Tensor]
 Terms = dict[str, Scalar]  # symbol → coefficient
-Name = tuple[int, int, int]  # of a draw: seed, step, number of the draw
-Update = tuple[str, Terms, Name]  # what changes, into which sum, with whose noise
+Update = tuple[str, Terms, int]  # what changes, into which sum, with the normals of which draw
 T = TypeVar("T")
 
+FIELDS = ("γ", "τ", "ε", "σ", "N")  # the scalars that stay as they are during a step
 ALIGN = 16  # elements; every tensor starts on a cache line of the flat buffer
 
 
@@ -85,10 +85,31 @@ def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> tuple[tuple[s
     return tuple(sorted(terms.items(), reverse=True))  # θ before p, which may overwrite what θ needs
 
 
-@lru_cache(maxsize=1024)
-def cached_coefficients(name: str, values: tuple[float, ...]) -> tuple[tuple[str, Terms], ...] | None:
-    letter = LETTERS[name]
-    return coefficients(letter, dict(zip(letter.scalars, values, strict=True)))
+class Program:
+    """Linear updates in a row, to be carried out together."""
+
+    def __init__(self, updates: list[Update]) -> None:
+        self.updates = updates
+        self.draws = list(dict.fromkeys(draw for _, terms, draw in updates if "R" in terms))
+        # A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit.
+        passes = sum(len(terms) - is_number(terms.get(symbol), 1) for symbol, terms, _ in updates)
+        known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in updates)
+        self.suits_kernel = known and passes > 1 and len(self.draws) <= native.DRAWS
+
+    @cached_property
+    def ops(self) -> bytes:
+        """The updates in the kernel's form."""
+        return native.pack(
+            (
+                int(symbol == "θ"),
+                self.draws.index(draw) if "R" in terms else -1,
+                float(terms.get(symbol, 0.0)),
+                float(terms.get("p", 0.0)) if symbol == "θ" else 0.0,
+                float(terms.get("g", 0.0)),
+                float(terms.get("R", 0.0)),
+            )
+            for symbol, terms, draw in self.updates
+        )
 
 
 class Block:
@@ -102,6 +123,7 @@ class Block:
             self.offsets.append(self.total)
             self.total += -(-size // ALIGN) * ALIGN
         self.dtype, self.device = params[0].dtype, params[0].device
+        self.kernel = native.serves(self.dtype, self.device)
         self.normals: Normals | None = None
         self.flat: torch.Tensor | None = None
         self.momenta: Tensors = []
@@ -112,9 +134,13 @@ class Block:
                 if "momentum" in state[param]:
                     view.copy_(state[param]["momentum"])
                 state[param]["momentum"] = view
+        self.g: Tensors = []
         self.g0: Tensors = []
-        self.everything = list(range(len(params)))
-        self.kernel = native.serves(self.dtype, self.device)
+        self.layout = self.places(self.everything) if self.kernel else None
+
+    @property
+    def everything(self) -> list[int]:
+        return list(range(len(self.params)))
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [
@@ -125,15 +151,12 @@ class Block:
     def begin(self, weight_decay: float) -> None:
         """Take the gradients as they are now; tensors without one stand still."""
         grads = [param.grad for param in self.params]
-        self.g: Tensors = [g for g in grads if g is not None]
+        self.g = [g for g in grads if g is not None]
         self.complete = len(self.g) == len(grads)
-        if self.complete:
-            self.active = self.everything
-        else:
+        if not self.complete:
             self.active = [i for i, g in enumerate(grads) if g is not None]
         if weight_decay and self.g:
             self.g = list(torch._foreach_add(self.g, self.pick(self.params), alpha=weight_decay))
-        self.pending: list[Update] = []
 
     def pick(self, values: list[T]) -> list[T]:
         """Those of the tensors that have a gradient."""
@@ -144,63 +167,52 @@ class Block:
         """The number of parameters that move."""
         return sum(self.pick(self.sizes))
 
-    def draw(self, name: Name) -> tuple[Tensors, Tensors]:
-        """Normals in the shape of the tensors, and the same numbers in one piece where all tensors move."""
-        if self.normals is None:
-            self.normals = Normals(self.names, self.sizes, self.offsets, self.total, self.dtype, self.device)
-            self.noise = self.views(self.normals.flat)
-        flat = self.normals.draw(*name)
-        views = self.pick(self.noise)
-        return views, [flat] if self.complete else views
+    @property
+    def whole(self) -> Tensors:
+        """The momenta that move, in one piece where they all do."""
+        return [self.flat] if self.complete and self.flat is not None else self.pick(self.momenta)
 
-    def settle(self) -> None:
-        """Carry out the linear letters that were put off."""
-        updates, self.pending = self.pending, []
-        if not updates:
-            return
-        # A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit.
-        passes = sum(len(terms) - is_number(terms.get(symbol), 1) for symbol, terms, _ in updates)
-        if passes > 1 and self.kernel and self.run_by_kernel(updates):
-            return
-        self.run_by_foreach(updates)
+    def run(self, program: Program, seed: int, step: int) -> None:
+        """Carry out a program."""
+        suits = program.suits_kernel and self.kernel
+        if suits and all(x.is_contiguous() for x in self.params) and all(x.is_contiguous() for x in self.g):
+            self.run_by_kernel(program, seed, step)
+        else:
+            self.run_by_foreach(program, seed, step)
 
-    def run_by_kernel(self, updates: list[Update]) -> bool:
-        """All updates in one pass over memory, where the kernel knows their symbols; else False."""
-        θ, p = self.pick(self.params), self.pick(self.momenta)
-        draws = list(dict.fromkeys(name for _, terms, name in updates if "R" in terms))
-        known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in updates)
-        if not known or len(draws) > native.DRAWS or not all(x.is_contiguous() for x in (*θ, *self.g)):
-            return False
-        names, sizes = self.pick(self.names), self.pick(self.sizes)
-        ops = []
-        for symbol, terms, name in updates:
-            own, cp = terms.get(symbol, 0.0), terms.get("p", 0.0) if symbol == "θ" else 0.0
-            draw = draws.index(name) if "R" in terms else -1
-            cg, cR = terms.get("g", 0.0), terms.get("R", 0.0)
-            ops.append((int(symbol == "θ"), draw, float(own), float(cp), float(cg), float(cR)))
-        keys = b"".join([noise_keys(*name, names, sizes) for name in draws])
+    def places(self, which: list[int]) -> tuple[Any, Any, int, list[str], list[int]]:
+        """Sizes, addresses of the momenta, number of blocks, names: what the kernel needs and does not change."""
+        sizes = [self.sizes[i] for i in which]
+        momenta = native.addresses(self.momenta[i] for i in which) if self.momenta else None
         blocks = sum(-(-size // native.BLOCK) for size in sizes)
-        at = [native.addresses(x) if x else None for x in (θ, p, self.g)]
-        native.run(self.dtype, native.integers(sizes), blocks, ops, keys, θ=at[0], p=at[1], g=at[2])
-        return True
+        return native.integers(sizes), momenta, blocks, [self.names[i] for i in which], sizes
 
-    def run_by_foreach(self, updates: list[Update]) -> None:
-        """All updates by fused calls, put off where two can become one.
+    def run_by_kernel(self, program: Program, seed: int, step: int) -> None:
+        """All updates in one pass over memory."""
+        layout = self.layout if self.complete else self.places(self.active)
+        assert layout is not None
+        sizes, p, blocks, names, counts = layout
+        keys = b"".join([noise_keys(seed, step, draw, names, counts) for draw in program.draws])
+        θ, g = native.addresses(self.pick(self.params)), native.addresses(self.g)
+        native.run(self.dtype, sizes, blocks, program.ops, keys, θ=θ, p=p, g=g)
+
+    def run_by_foreach(self, program: Program, seed: int, step: int) -> None:
+        """All updates by fused calls of torch, put off where two can become one.
 
         The tensors stand for θ + drift·p and scale·p: a scaling of p and a drift along p wait until p changes
         otherwise, so that A O A without noise is one pass over θ and not two.
         """
         tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g, "g0": self.g0}
-        whole = [self.flat] if self.complete and self.flat is not None else tensors["p"]
+        whole = self.whole
         drift: Scalar = 0.0
         scale: Scalar = 1.0
-        held: Name | None = None
-        for symbol, terms, name in updates:
+        held = -1
+        for symbol, terms, draw in program.updates:
             own = terms.get(symbol, 0.0)
             others = [(s, c) for s, c in terms.items() if s != symbol]
-            if "R" in terms and name != held:
-                tensors["R"], noise = self.draw(name)
-                held = name
+            if "R" in terms and draw != held:
+                tensors["R"], noise = self.draw(seed, step, draw)
+                held = draw
             if symbol == "θ":
                 if not is_number(own, 1):
                     add(tensors["θ"], tensors["p"], drift)
@@ -225,23 +237,29 @@ class Block:
         add(tensors["θ"], tensors["p"], drift)
         multiply(whole, scale)
 
-    def apply_by_tensor(self, letter: Letter, scalars: Mapping[str, Scalar], name: Name) -> None:
-        """Apply any letter, one tensor at a time: the reference for the two above."""
-        self.settle()
+    def run_by_tensor(self, letter: Letter, scalars: Mapping[str, Scalar], seed: int, step: int, draw: int) -> None:
+        """Any letter, one tensor at a time: the reference for the two above."""
         tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g, "g0": self.g0}
-        tensors["R"] = self.draw(name)[0] if "R" in letter.needs else []
+        tensors["R"] = self.draw(seed, step, draw)[0] if "R" in letter.needs else []
         for i in range(len(self.g)):
             result = letter.map(*(tensors[s][i] if s in tensors else scalars[s] for s in letter.needs))
             results = result if len(letter.changes) > 1 else (result,)
             for symbol, value in zip(letter.changes, results, strict=True):
                 tensors[symbol][i].copy_(value)
 
+    def draw(self, seed: int, step: int, draw: int) -> tuple[Tensors, Tensors]:
+        """Normals in the shape of the tensors, and the same numbers in the shape of `whole`."""
+        if self.normals is None:
+            self.normals = Normals(self.names, self.sizes, self.offsets, self.total, self.dtype, self.device)
+            self.noise = self.views(self.normals.flat)
+        flat = self.normals.draw(seed, step, draw)
+        views = self.pick(self.noise)
+        return views, [flat] if self.complete else views
+
     def square(self) -> torch.Tensor:
         """pᵀp, accumulated in at least float32."""
-        self.settle()
         wide = self.dtype if self.dtype is torch.float64 else torch.float32
-        whole = [self.flat] if self.complete and self.flat is not None else self.pick(self.momenta)
-        parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in whole)]
+        parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in self.whole)]
         return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 
@@ -252,6 +270,7 @@ class Motion:
         self, params: Tensors, names: list[str], momenta: bool, state: Mapping[torch.Tensor, Any], reference: bool
     ) -> None:
         self.reference = reference
+        self.composed: tuple[Any, Program, int] | None = None
         chosen: dict[tuple[torch.dtype, torch.device], tuple[Tensors, list[str]]] = {}
         self.waiting: Tensors = []
         for param, name in zip(params, names, strict=True):
@@ -273,42 +292,60 @@ class Motion:
             block.begin(weight_decay)
         self.live = [block for block in self.blocks if block.g]
         self.scalars = scalars
-        self.scalars["N"] = sum(block.count for block in self.live)
+        self.scalars["N"] = sum([block.count for block in self.live])
 
     def remember_gradient(self) -> None:
         """Keep the gradient at hand as g0."""
         for block in self.live:
             block.g0 = [g.clone() for g in block.g]
 
-    def run(self, beats: Iterable[Beat], before: float, now: float, name: tuple[int, int, int]) -> int:
+    def run(self, beats: tuple[Beat, ...], before: float, now: float, name: tuple[int, int, int]) -> int:
         """Apply the letters in turn; returns how many draws have been named."""
         seed, step, draw = name
         if not self.live:
             return draw
+        scalars = self.scalars
+        values = (before, now, draw, *(scalars[s] for s in FIELDS))
+        if self.composed and self.composed[0][0] is beats and self.composed[0][1] == values:
+            _, program, draw = self.composed
+            for block in self.live:
+                block.run(program, seed, step)
+            return draw
+
+        updates: list[Update] = []
+        whole = not self.reference  # does one program hold the whole word, whatever the thermostat?
+
+        def settle() -> None:
+            if updates:
+                program = Program(list(updates))
+                updates.clear()
+                for block in self.live:
+                    block.run(program, seed, step)
+
         for beat in beats:
             letter = LETTERS[beat.letter]
-            self.scalars["h"] = beat.before * before + beat.now * now
-            if letter.changes == ("ξ",):
+            scalars["h"] = beat.before * before + beat.now * now
+            whole = whole and not {"ξ", "p2"} & set(letter.needs)
+            if "p2" in letter.needs:
+                settle()
                 squares = [block.square() for block in self.live]
-                self.scalars["p2"] = sum(squares[1:], squares[0])
-                self.scalars["ξ"] = letter.map(*(self.scalars[s] for s in letter.needs))
+                scalars["p2"] = sum(squares[1:], squares[0])
+            if letter.changes == ("ξ",):
+                scalars["ξ"] = letter.map(*(scalars[s] for s in letter.needs))
                 continue
-            terms = None if self.reference else self.terms(letter)
-            for block in self.live:
-                if terms is None:
-                    block.apply_by_tensor(letter, self.scalars, (seed, step, draw))
-                else:
-                    block.pending += [(symbol, sum_, (seed, step, draw)) for symbol, sum_ in terms]
+            terms = None if self.reference else coefficients(letter, scalars)
+            if terms is None:
+                whole = False
+                settle()
+                for block in self.live:
+                    block.run_by_tensor(letter, scalars, seed, step, draw)
+            else:
+                updates += [(symbol, sum_, draw) for symbol, sum_ in terms]
             draw += "R" in letter.needs
-        for block in self.live:
-            block.settle()
+        if whole and updates:
+            self.composed = ((beats, values), Program(list(updates)), draw)
+        settle()
         return draw
-
-    def terms(self, letter: Letter) -> tuple[tuple[str, Terms], ...] | None:
-        values = tuple(self.scalars[s] for s in letter.scalars)
-        if any(isinstance(value, torch.Tensor) for value in values):
-            return coefficients(letter, self.scalars)
-        return cached_coefficients(letter.name, values)
 
 
 def is_number(x: Scalar, value: float) -> bool:

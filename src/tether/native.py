@@ -14,14 +14,14 @@ import struct
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["BLOCK", "DRAWS", "addresses", "finite", "integers", "library", "run", "serves"]
+__all__ = ["BLOCK", "DRAWS", "addresses", "finite", "integers", "library", "pack", "run", "serves"]
 
 DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
@@ -56,6 +56,7 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+@lru_cache
 def serves(dtype: torch.dtype, device: torch.device) -> bool:
     """Can the kernel work on such tensors?"""
     return dtype in SUFFIX and device.type == "cpu" and library() is not None
@@ -71,11 +72,16 @@ def addresses(tensors: Iterable[torch.Tensor]) -> array[int]:
     return array("q", [x.data_ptr() for x in tensors])
 
 
+def pack(ops: Iterable[Op]) -> bytes:
+    """Ops in the form of the kernel's struct."""
+    return b"".join([OP.pack(*op) for op in ops])
+
+
 def run(
     dtype: torch.dtype,
     sizes: array[int],
     blocks: int,
-    ops: Sequence[Op],
+    ops: bytes,
     keys: bytes,
     *,
     θ: array[int] | None = None,
@@ -84,10 +90,9 @@ def run(
 ) -> None:
     """Take the tensors at these addresses through the ops; `keys` start the streams of each draw and block."""
     threads = torch.get_num_threads() if blocks > 1 and blocks * BLOCK >= SMALL else 1
-    program = b"".join(OP.pack(*op) for op in ops)
     addresses = (None if x is None else x.buffer_info()[0] for x in (θ, p, g))
     function = _functions()["run", dtype]
-    function(len(sizes), *addresses, sizes.buffer_info()[0], blocks, len(ops), program, keys, threads)
+    function(len(sizes), *addresses, sizes.buffer_info()[0], blocks, len(ops) // OP.size, ops, keys, threads)
 
 
 def finite(dtype: torch.dtype, sizes: array[int], x: array[int]) -> bool:

@@ -86,10 +86,10 @@ class Normals:
         if self.device.type != "cpu":
             by_device(self.pieces, [key(seed, step, draw, name, 0) for name in self.names])
         elif native.serves(self.wide.dtype, self.device):
-            fill = (0, 0, 0.0, 0.0, 0.0, 1.0)  # p ← R
+            fill = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
             start = keys(seed, step, draw, self.names, self.sizes)
             sizes, to = native.integers(self.sizes), native.addresses(self.pieces)
-            native.run(self.wide.dtype, sizes, len(start) // 24, [fill], start, p=to)
+            native.run(self.wide.dtype, sizes, len(start) // 24, fill, start, p=to)
         else:
             for piece, name in zip(self.pieces, self.names, strict=True):
                 piece.copy_(reference(piece.numel(), seed, step, draw, name, piece.dtype))

@@ -115,9 +115,9 @@ class Optimizer(torch.optim.Optimizer):
             if motions is None:
                 return loss
             for group, motion, word, size in zip(self.param_groups, motions, words, sizes, strict=True):
-                if size["h"] == 0:
+                if size["lr"] == 0:
                     continue
-                motion.run(word.program, group["previous_lr"], size["h"], (group["seed"], group["step"], 0))
+                motion.run(word.program, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
                 if "ξ" in word.needs:
                     group["thermostat"] = motion.scalars["ξ"]
             self._count_step(sizes)
@@ -125,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
         """Run the words as written, all parts together, with a fresh gradient before each stage."""
-        if all(size["h"] == 0 for size in sizes):
+        if all(size["lr"] == 0 for size in sizes):
             self._begin(words, sizes)
             return None
         if closure is None:
@@ -159,7 +159,7 @@ class Optimizer(torch.optim.Optimizer):
                     motion.remember_gradient()
                 if stage < len(word.stages):
                     name = (group["seed"], group["step"], draws[i])
-                    draws[i] = motion.run(word.stages[stage], 0.0, sizes[i]["h"], name)
+                    draws[i] = motion.run(word.stages[stage], 0.0, sizes[i]["lr"], name)
                     if "ξ" in word.needs:
                         group["thermostat"] = sizes[i]["ξ"] = motion.scalars["ξ"]
         self._count_step(sizes)
@@ -220,11 +220,11 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def _count_step(self, sizes: list[dict[str, Any]]) -> None:
-        if all(size["h"] == 0 for size in sizes):
+        if all(size["lr"] == 0 for size in sizes):
             return  # nothing moved: distributed checkpointing steps like this to make the state
         for group, size in zip(self.param_groups, sizes, strict=True):
             group["step"] += 1
-            group["previous_lr"] = size["h"] or group["previous_lr"]
+            group["previous_lr"] = size["lr"] or group["previous_lr"]
 
     def _restore(self, before: list[tuple[torch.Tensor, torch.Tensor]], thermostats: list[Any]) -> None:
         for tensor, value in before:
@@ -324,7 +324,7 @@ def _values(group: dict[str, Any]) -> dict[str, Any]:
         numbers = _checked(group["where"], *fields)
     except TypeError:  # not hashable, so not a number
         numbers = _checked.__wrapped__(group["where"], *fields)
-    values: dict[str, Any] = dict(zip("hγτεσ", numbers, strict=True))
+    values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ"), numbers, strict=True))
     values["ξ"] = group["thermostat"]
     return values
 
