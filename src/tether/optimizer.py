@@ -102,26 +102,34 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
-        words = [parse(group["word"]) for group in self.param_groups]
-        sizes = [_values(group) for group in self.param_groups]
-        with torch.no_grad():
-            if any(word.needs_closure for word in words):
-                return self._step_in_stages(closure, words, sizes)
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            motions = self._begin(words, sizes)
-            if motions is None:
-                return loss
-            for group, motion, word, size in zip(self.param_groups, motions, words, sizes, strict=True):
-                if size["lr"] == 0:
-                    continue
-                motion.run(word.program, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
-                if "ξ" in word.needs:
-                    group["thermostat"] = motion.scalars["ξ"]
-            self._count_step(sizes)
-            return loss
+        return self._step(closure)
+
+    # The step is fused already: torch.compile would trace the bookkeeping and gain nothing.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        words, sizes = self._rows()
+        if any(word.needs_closure for word in words):
+            return self._step_in_stages(closure, words, sizes)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step_at_once(words, sizes)
+        return loss
+
+    def _step_at_once(self, words: list[Word], sizes: list[dict[str, Any]]) -> None:
+        """Run the rotated words, all on the gradients at hand."""
+        motions = self._begin(words, sizes)
+        if motions is None:
+            return
+        for group, motion, word, size in zip(self.param_groups, motions, words, sizes, strict=True):
+            if size["lr"] == 0:
+                continue
+            motion.run(word.program, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
+            if "ξ" in word.needs:
+                group["thermostat"] = motion.scalars["ξ"]
+        self._count_step(sizes)
 
     def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
         """Run the words as written, all parts together, with a fresh gradient before each stage."""
@@ -164,6 +172,11 @@ class Optimizer(torch.optim.Optimizer):
                         group["thermostat"] = sizes[i]["ξ"] = motion.scalars["ξ"]
         self._count_step(sizes)
         return loss
+
+    def _rows(self) -> tuple[list[Word], list[dict[str, Any]]]:
+        """The words of the table and the values of its fields."""
+        groups = self.param_groups
+        return [parse(group["word"]) for group in groups], [_values(group) for group in groups]
 
     def _begin(self, words: list[Word], sizes: list[dict[str, Any]]) -> list[Motion] | None:
         """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
