@@ -8,14 +8,16 @@ last one unless ``output`` names it by a glob such as ``"head.*"``.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from math import inf
 from typing import Any, TypeVar
 
 import torch
 
 from tether.optimizer import Optimizer
-from tether.part import Part
+from tether.part import Part, number
 
 __all__ = [
     "adaptive_langevin",
@@ -89,7 +91,7 @@ def sgld(
     if noise is not None and temperature is not None:
         raise ValueError(f"noise={noise} and temperature={temperature} say the same thing (σ² = 2τ): give one of them")
     if temperature is None:
-        temperature = (0.01 if noise is None else noise) ** 2 / 2
+        temperature = number("sgld", "noise", 0.01 if noise is None else noise) ** 2 / 2
     return Optimizer(model, lr=lr, word="X", temperature=temperature, **options)
 
 
@@ -129,7 +131,7 @@ def langevin_in_layers(
         Part(_glob(layer), friction=γ, temperature=τ)
         for layer, γ, τ in zip(layers, frictions, temperatures, strict=True)
     ]
-    return Optimizer(model, parts, lr=lr, word=word, **options)
+    return Optimizer(model, _narrow_first(parts), lr=lr, word=word, **options)
 
 
 @cites(PARTITIONED)
@@ -228,7 +230,15 @@ def _layers(model: torch.nn.Module) -> list[str]:
 
 
 def _glob(layer: str) -> str:
-    return f"{layer}.*" if layer else "*"
+    """The glob of a layer's parameters; characters that mean something in a glob are meant literally."""
+    return f"{glob.escape(layer)}.*" if layer else "*"
+
+
+def _narrow_first(parts: list[Part]) -> list[Part]:
+    """A layer inside a layer must come before it, since the first match wins; else the order stays."""
+    order = {part.where: i for i, part in enumerate(parts)}
+    inside = {part.where: [q for q in order if q != part.where and fnmatchcase(q, part.where)] for part in parts}
+    return sorted(parts, key=lambda part: max([order[part.where], *(order[q] + 0.5 for q in inside[part.where])]))
 
 
 def _output(model: torch.nn.Module) -> str:
@@ -241,8 +251,10 @@ def _output(model: torch.nn.Module) -> str:
     return _glob(layers[-1])
 
 
-def _per_layer(name: str, value: float | Sequence[float], layers: list[str]) -> list[float]:
-    values = [value] * len(layers) if isinstance(value, int | float) else [float(x) for x in value]
+def _per_layer(name: str, value: Any, layers: list[str]) -> list[float]:
+    one = isinstance(value, str) or not isinstance(value, Sequence | torch.Tensor) or getattr(value, "shape", 1) == ()
+    given = [value] * len(layers) if one else list(value)
+    values = [number("langevin_in_layers", name, x, allow_infinite=name == "friction") for x in given]
     if len(values) != len(layers):
         raise ValueError(f"{name} has {len(values)} values for the {len(layers)} layers {', '.join(layers)}")
     return values
@@ -250,14 +262,15 @@ def _per_layer(name: str, value: float | Sequence[float], layers: list[str]) -> 
 
 def _thermostats(model: torch.nn.Module, per: str, taken: Part | None = None, **fields: Any) -> list[Part]:
     """One part, and so one thermostat, for each tensor, layer or the whole model; `taken` parameters apart."""
-    from fnmatch import fnmatchcase
-
     names = [name for name, _ in model.named_parameters() if not (taken and fnmatchcase(name, taken.where))]
     wheres = {
-        "tensor": names,
+        "tensor": [glob.escape(name) for name in names],
         "layer": list(dict.fromkeys(_glob(name.rpartition(".")[0]) for name in names)),
         "model": ["*"],
     }
     if per not in wheres:
         raise ValueError(f"per={per!r} must be 'tensor', 'layer' or 'model'")
-    return [Part(where, **fields) for where in wheres[per]]
+    if not names:
+        where = taken.where if taken else "*"
+        raise ValueError(f"the inner part matches no parameter: output={where!r} takes them all; name the output alone")
+    return _narrow_first([Part(where, **fields) for where in wheres[per]])

@@ -117,6 +117,7 @@ class Block:
 
     def __init__(self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool) -> None:
         self.params, self.names = params, names
+        self.everything = list(range(len(params)))
         self.sizes = [p.numel() for p in params]
         self.offsets, self.total = [], 0
         for size in self.sizes:
@@ -135,12 +136,13 @@ class Block:
                     view.copy_(state[param]["momentum"])
                 state[param]["momentum"] = view
         self.g: Tensors = []
-        self.g0: Tensors = []
+        self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
 
     @property
-    def everything(self) -> list[int]:
-        return list(range(len(self.params)))
+    def g0(self) -> Tensors:
+        """The first gradient of this step; where there was none, the one at hand."""
+        return [self.first.get(i, g) for i, g in zip(self.active, self.g, strict=True)]
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [
@@ -148,19 +150,23 @@ class Block:
             for start, size, p in zip(self.offsets, self.sizes, self.params, strict=True)
         ]
 
-    def begin(self, weight_decay: float) -> None:
-        """Take the gradients as they are now; tensors without one stand still."""
+    def fits(self) -> bool:
+        """Are the parameters still of the kind the block was made for?"""
+        kinds = zip(self.params, self.sizes, strict=True)
+        return all([x.dtype is self.dtype and x.numel() == size and x.device == self.device for x, size in kinds])
+
+    def begin(self, weight_decay: float, gradient: bool = True) -> None:
+        """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
         grads = [param.grad for param in self.params]
-        self.g = [g for g in grads if g is not None]
-        self.complete = len(self.g) == len(grads)
-        if not self.complete:
-            self.active = [i for i, g in enumerate(grads) if g is not None]
-        if weight_decay and self.g:
+        self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]
+        self.complete = len(self.g) == len(grads) or not gradient
+        self.active = self.everything if self.complete else [i for i, g in enumerate(grads) if g is not None]
+        if weight_decay and self.g and gradient:
             self.g = list(torch._foreach_add(self.g, self.pick(self.params), alpha=weight_decay))
 
     def pick(self, values: list[T]) -> list[T]:
         """Those of the tensors that have a gradient."""
-        return values if self.complete else [values[i] for i in self.active]
+        return values if self.complete or not values else [values[i] for i in self.active]
 
     @property
     def count(self) -> int:
@@ -193,8 +199,10 @@ class Block:
         assert layout is not None
         sizes, p, blocks, names, counts = layout
         keys = b"".join([noise_keys(seed, step, draw, names, counts) for draw in program.draws])
-        θ, g = native.addresses(self.pick(self.params)), native.addresses(self.g)
-        native.run(self.dtype, sizes, blocks, program.ops, keys, θ=θ, p=p, g=g)
+        θ, g = self.pick(self.params), self.g
+        to = native.addresses(θ)
+        native.run(self.dtype, sizes, blocks, program.ops, keys, θ=to, p=p, g=native.addresses(g) if g else None)
+        torch.autograd.graph.increment_version(θ)  # so that autograd knows they were written to
 
     def run_by_foreach(self, program: Program, seed: int, step: int) -> None:
         """All updates by fused calls of torch, put off where two can become one.
@@ -202,7 +210,9 @@ class Block:
         The tensors stand for θ + drift·p and scale·p: a scaling of p and a drift along p wait until p changes
         otherwise, so that A O A without noise is one pass over θ and not two.
         """
-        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g, "g0": self.g0}
+        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g}
+        if any("g0" in terms for _, terms, _ in program.updates):
+            tensors["g0"] = self.g0
         whole = self.whole
         drift: Scalar = 0.0
         scale: Scalar = 1.0
@@ -239,9 +249,10 @@ class Block:
 
     def run_by_tensor(self, letter: Letter, scalars: Mapping[str, Scalar], seed: int, step: int, draw: int) -> None:
         """Any letter, one tensor at a time: the reference for the two above."""
-        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g, "g0": self.g0}
+        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g}
+        tensors["g0"] = self.g0 if "g0" in letter.needs else []
         tensors["R"] = self.draw(seed, step, draw)[0] if "R" in letter.needs else []
-        for i in range(len(self.g)):
+        for i in range(len(tensors["θ"])):
             result = letter.map(*(tensors[s][i] if s in tensors else scalars[s] for s in letter.needs))
             results = result if len(letter.changes) > 1 else (result,)
             for symbol, value in zip(letter.changes, results, strict=True):
@@ -269,7 +280,7 @@ class Motion:
     def __init__(
         self, params: Tensors, names: list[str], momenta: bool, state: Mapping[torch.Tensor, Any], reference: bool
     ) -> None:
-        self.reference = reference
+        self.reference, self.has_momenta = reference, momenta
         self.composed: tuple[Any, Program, int] | None = None
         chosen: dict[tuple[torch.dtype, torch.device], tuple[Tensors, list[str]]] = {}
         self.waiting: Tensors = []
@@ -282,22 +293,24 @@ class Motion:
             labels.append(name)
         self.blocks = [Block(mine, labels, state, momenta) for mine, labels in chosen.values()]
 
-    def stale(self) -> bool:
-        """Has a parameter that waited outside the blocks got its first gradient?"""
-        return any(param.grad is not None for param in self.waiting)
+    def stale(self, momenta: bool) -> bool:
+        """Must the blocks be made anew: for a first gradient, another dtype, or a word that needs momenta now?"""
+        if momenta and not self.has_momenta:
+            return True
+        return any(param.grad is not None for param in self.waiting) or not all(block.fits() for block in self.blocks)
 
-    def begin(self, scalars: dict[str, Scalar], weight_decay: float) -> None:
-        """Take the gradients and the values of the fields."""
+    def begin(self, scalars: dict[str, Scalar], weight_decay: float, gradient: bool = True) -> None:
+        """Take the gradients and the values of the fields; for letters before the first kick, no gradient."""
         for block in self.blocks:
-            block.begin(weight_decay)
-        self.live = [block for block in self.blocks if block.g]
+            block.begin(weight_decay, gradient)
+        self.live = [block for block in self.blocks if block.g or not gradient]
         self.scalars = scalars
         self.scalars["N"] = sum([block.count for block in self.live])
 
     def remember_gradient(self) -> None:
         """Keep the gradient at hand as g0."""
-        for block in self.live:
-            block.g0 = [g.clone() for g in block.g]
+        for block in self.blocks:
+            block.first = {i: g.clone() for i, g in zip(block.active, block.g, strict=True)}
 
     def run(self, beats: tuple[Beat, ...], before: float, now: float, name: tuple[int, int, int]) -> int:
         """Apply the letters in turn; returns how many draws have been named."""

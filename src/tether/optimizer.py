@@ -11,7 +11,7 @@ import torch
 
 from tether import native
 from tether.motion import Motion
-from tether.part import DEFAULTS, Named, Part, check, known_fields, match, number
+from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
 from tether.table import table
 from tether.words import Word, parse
 
@@ -88,16 +88,32 @@ class Optimizer(torch.optim.Optimizer):
         known_fields((key for key in param_group if key not in extra), "param group")
         group = {**self.defaults, **{key: value for key, value in param_group.items() if value is not None}}
         check(group)
+        group = plain(group, getattr(self, "param_groups", []))
         if getattr(self, "param_groups", None):
             group["step"] = self.param_groups[0]["step"]
         super().add_param_group(group)
-        for name, param in _named(self.param_groups[-1], self._count() - len(self.param_groups[-1]["params"])):
+        added = self.param_groups.pop()
+        names: dict[torch.Tensor, str] = {}
+        for name, param in _named(added, self._count()):
             if not param.is_floating_point():
-                self.param_groups.pop()
                 raise TypeError(
                     f"parameter {name!r} is {param.dtype}; tether moves real floating-point parameters: "
                     "hold a complex one as torch.view_as_real(z)"
                 )
+            if hasattr(param, "to_local"):
+                raise TypeError(
+                    f"parameter {name!r} is a DTensor; tether does not move sharded parameters yet: use DDP"
+                )
+            if param in names:
+                raise ValueError(
+                    f"{names[param]!r} and {name!r} are one tensor: name it once, as named_parameters() does"
+                )
+            names[param] = name
+        if "ξ" in parse(added["word"]).needs and not isinstance(added["thermostat"], torch.Tensor):
+            wide = torch.float64 if any(param.dtype is torch.float64 for param in names) else torch.float32
+            device = next(iter(names)).device if names else None
+            added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
+        self.param_groups.append(added)
         self._motions.append(None)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -134,42 +150,46 @@ class Optimizer(torch.optim.Optimizer):
     def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
         """Run the words as written, all parts together, with a fresh gradient before each stage."""
         if all(size["lr"] == 0 for size in sizes):
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
             self._begin(words, sizes)
-            return None
+            return loss
         if closure is None:
             word = next(word for word in words if word.needs_closure)
             raise RuntimeError(
                 f"the word {word.text!r} takes {len(word.stages) - 1} gradients per step: call opt.step(closure) with "
                 "a closure that calls opt.zero_grad(), computes the loss, calls loss.backward() and returns the loss"
             )
-        loss: Any = None
+        loss = None
         draws = [0] * len(words)
-        before = [(param, param.clone()) for group in self.param_groups for param in group["params"]]
-        before += [(s["momentum"], s["momentum"].clone()) for s in self.state.values() if "momentum" in s]
-        thermostats = [group["thermostat"] for group in self.param_groups]
-        for stage in range(max(len(word.stages) for word in words)):
-            if stage:
-                with torch.enable_grad():
-                    value = closure()
-                loss = value if stage == 1 else loss
-            elif not any(word.stages[0] for word in words):
-                continue
-            try:
-                motions = self._begin(words, sizes)
-            except Exception:
-                self._restore(before, thermostats)
-                raise
-            if motions is None:
-                self._restore(before, thermostats)
-                return loss
-            for i, (group, motion, word) in enumerate(zip(self.param_groups, motions, words, strict=True)):
-                if stage == 1 and "g0" in word.needs:
-                    motion.remember_gradient()
-                if stage < len(word.stages):
-                    name = (group["seed"], group["step"], draws[i])
-                    draws[i] = motion.run(word.stages[stage], 0.0, sizes[i]["lr"], name)
-                    if "ξ" in word.needs:
-                        group["thermostat"] = sizes[i]["ξ"] = motion.scalars["ξ"]
+        kicked: set[torch.Tensor] = set()
+        saved = self._snapshot()
+        try:
+            for stage in range(max(len(word.stages) for word in words)):
+                if stage:
+                    with torch.enable_grad():
+                        value = closure()
+                    loss = value if stage == 1 else loss
+                motions = self._begin(words, sizes, gradient=stage > 0)
+                if motions is None:
+                    self._restore(saved)
+                    return loss
+                for i, (group, motion, word) in enumerate(zip(self.param_groups, motions, words, strict=True)):
+                    if stage == 1 and "g0" in word.needs:
+                        motion.remember_gradient()
+                    if stage < len(word.stages):
+                        name = (group["seed"], group["step"], draws[i])
+                        draws[i] = motion.run(word.stages[stage], 0.0, sizes[i]["lr"], name)
+                        if "ξ" in word.needs:
+                            group["thermostat"] = sizes[i]["ξ"] = motion.scalars["ξ"]
+                if stage:
+                    kicked |= {x for group in self.param_groups for x in group["params"] if x.grad is not None}
+        except BaseException:
+            self._restore(saved)
+            raise
+        self._restore(saved, unless=kicked)  # what drifted before the first kick and then got none
         self._count_step(sizes)
         return loss
 
@@ -178,9 +198,9 @@ class Optimizer(torch.optim.Optimizer):
         groups = self.param_groups
         return [parse(group["word"]) for group in groups], [_values(group) for group in groups]
 
-    def _begin(self, words: list[Word], sizes: list[dict[str, Any]]) -> list[Motion] | None:
+    def _begin(self, words: list[Word], sizes: list[dict[str, Any]], gradient: bool = True) -> list[Motion] | None:
         """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
-        found = self._faulty_gradients()
+        found = self._faulty_gradients() if gradient else {}
         if found:
             if self._on_nonfinite == "raise":
                 raise NonFiniteGradient(found)
@@ -190,18 +210,20 @@ class Optimizer(torch.optim.Optimizer):
         first = 0
         for i, (group, word, size) in enumerate(zip(self.param_groups, words, sizes, strict=True)):
             motion = self._motions[i]
-            if motion is None or motion.stale():
+            momenta = "p" in word.needs
+            if motion is None or motion.stale(momenta):
                 names = [name for name, _ in _named(group, first)]
-                motion = Motion(group["params"], names, "p" in word.needs, self.state, not self._foreach)
+                self._check_shapes(group["params"], names)
+                motion = Motion(group["params"], names, momenta, self.state, not self._foreach)
                 self._motions[i] = motion
             first += len(group["params"])
-            motion.begin(size, group["weight_decay"])
+            motion.begin(size, size["ω"], gradient)
             if "ξ" in word.needs and not isinstance(size["ξ"], torch.Tensor) and motion.live:
                 block = motion.live[0]
                 wide = torch.float64 if block.dtype is torch.float64 else torch.float32
                 size["ξ"] = torch.tensor(float(size["ξ"]), dtype=wide, device=block.device)
             if group["normalised"] and size["N"]:
-                size["ε"] = group["coupling"] / size["N"]
+                size["ε"] = float(group["coupling"]) / size["N"]
             motions.append(motion)
         return motions
 
@@ -214,6 +236,12 @@ class Optimizer(torch.optim.Optimizer):
                 grad = param.grad
                 if grad is None:
                     continue
+                if grad.shape != param.shape:
+                    name = _named(group, first)[i][0]
+                    raise ValueError(
+                        f"{name!r} has shape {tuple(param.shape)} and a gradient of shape {tuple(grad.shape)}: it was "
+                        "replaced after the backward pass; call backward() again"
+                    )
                 if grad.layout is not torch.strided or grad.is_complex():
                     name = _named(group, first)[i][0]
                     kind = "complex" if grad.is_complex() else "sparse"
@@ -239,11 +267,40 @@ class Optimizer(torch.optim.Optimizer):
             group["step"] += 1
             group["previous_lr"] = size["lr"] or group["previous_lr"]
 
-    def _restore(self, before: list[tuple[torch.Tensor, torch.Tensor]], thermostats: list[Any]) -> None:
-        for tensor, value in before:
-            tensor.copy_(value)
-        for group, value in zip(self.param_groups, thermostats, strict=True):
-            group["thermostat"] = value
+    def _check_shapes(self, params: list[torch.Tensor], names: list[str]) -> None:
+        """Raise where a parameter no longer fits its momentum."""
+        for param, name in zip(params, names, strict=True):
+            momentum = self.state.get(param, {}).get("momentum")
+            if momentum is not None and momentum.shape != param.shape:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(param.shape)} but its momentum {tuple(momentum.shape)}: the parameter was "
+                    "replaced; build a new optimizer"
+                )
+
+    def _snapshot(self) -> list[tuple[dict[str, Any], list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]]]:
+        """Copies of all that a step changes."""
+
+        def momentum(param: torch.Tensor) -> torch.Tensor | None:
+            held = self.state.get(param, {}).get("momentum")
+            return None if held is None else held.clone()
+
+        return [
+            ({"thermostat": group["thermostat"]}, [(x, x.detach().clone(), momentum(x)) for x in group["params"]])
+            for group in self.param_groups
+        ]
+
+    def _restore(self, saved: list[Any], unless: set[torch.Tensor] | None = None) -> None:
+        """Undo a step, or what it did to all but some parameters; momenta that it made go back to rest."""
+        for group, (fields, tensors) in zip(self.param_groups, saved, strict=True):
+            if unless is None:
+                group.update(fields)
+            for param, value, momentum in tensors:
+                if unless is not None and param in unless:
+                    continue
+                param.copy_(value)
+                held = self.state.get(param, {}).get("momentum")
+                if held is not None:
+                    held.zero_() if momentum is None else held.copy_(momentum)
 
     def temperature(self) -> dict[str, float]:
         """Kinetic temperature pᵀp/N of each part, as the last step left its momenta.
@@ -273,6 +330,20 @@ class Optimizer(torch.optim.Optimizer):
     def _count(self) -> int:
         return sum(len(group["params"]) for group in self.param_groups)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors, to be saved by torch.save."""
+        packed = super().state_dict()
+        if packed["state"]:
+            # Distributed checkpoints want some state for every parameter that moves, or for none.
+            state = dict(packed["state"])
+            for saved, group, motion in zip(packed["param_groups"], self.param_groups, self._motions, strict=True):
+                moving = {param for block in (motion.blocks if motion else []) for param in block.params}
+                for i, param in zip(saved["params"], group["params"], strict=True):
+                    if param in moving:
+                        state.setdefault(i, {"step": torch.tensor(float(group["step"]))})
+            packed["state"] = state
+        return packed
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint; the words must be those it was saved with."""
         for i, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
@@ -280,6 +351,16 @@ class Optimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
                     f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
+                )
+        params = [param for group in self.param_groups for param in group["params"]]
+        names = [name for i, group in enumerate(self.param_groups) for name, _ in _named(group, i)]
+        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        for i, name, param in zip(saved_ids, names, params, strict=False):
+            momentum = state_dict["state"].get(i, {}).get("momentum")
+            if momentum is not None and momentum.shape != param.shape:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(param.shape)}, but its momentum in the checkpoint {tuple(momentum.shape)}: "
+                    "this is the checkpoint of another model"
                 )
         super().load_state_dict(state_dict)
         self._motions = [None] * len(self.param_groups)
@@ -312,7 +393,7 @@ def _groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any])
         return given
     if parts is None:
         return [{"params": given}]
-    if not parts or not all(isinstance(part, Part) for part in parts):
+    if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, Part) for part in parts):
         raise TypeError(f"parts={parts!r} must be a list of tether.Part, e.g. [tether.Part('*')]")
     rows = [part.row(defaults) for part in parts]
     if not isinstance(given[0], tuple):
@@ -331,27 +412,24 @@ def _named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them."""
-    fields = [group[name] for name in ("lr", "friction", "temperature", "coupling", "noise")]
-    fields[0] = float(fields[0])  # lr may be a tensor
-    try:
-        numbers = _checked(group["where"], *fields)
-    except TypeError:  # not hashable, so not a number
-        numbers = _checked.__wrapped__(group["where"], *fields)
-    values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ"), numbers, strict=True))
+    fields = tuple([group[name] for name in NUMERIC])
+    where = group["where"]
+    if all([type(value) is float for value in fields]):
+        numbers = _checked(where, fields)
+    else:
+        numbers = _checked.__wrapped__(where, fields)
+    values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ", "ω"), numbers, strict=True))
     values["ξ"] = group["thermostat"]
+    if not isinstance(values["ξ"], torch.Tensor):
+        number(f"part {where!r}", "thermostat", values["ξ"], allow_negative=True)
     return values
 
 
 @lru_cache(maxsize=1024)
-def _checked(where: str, lr: Any, friction: Any, temperature: Any, coupling: Any, noise: Any) -> tuple[float, ...]:
+def _checked(where: str, fields: tuple[Any, ...]) -> tuple[float, ...]:
     part = f"part {where!r}"
-    return (
-        number(part, "lr", lr),
-        number(part, "friction", friction, allow_infinite=True),
-        number(part, "temperature", temperature),
-        number(part, "coupling", coupling),
-        number(part, "noise", noise),
-    )
+    named = zip(NUMERIC, fields, strict=True)
+    return tuple(number(part, name, value, allow_infinite=name == "friction") for name, value in named)
 
 
 def _finite(grads: list[torch.Tensor]) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import wraps
+from numbers import Real
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from tether.words import parse
 __all__ = ["Part"]
 
 Named = list[tuple[str, torch.Tensor]]
+
+NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
 
 DEFAULTS: dict[str, Any] = {
     "word": "X",
@@ -62,30 +66,57 @@ class Part:
     def row(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The part as a torch param group without its parameters: every field filled in and checked."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        row = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+        row = {**defaults, **{name: value for name, value in given.items() if value is not None}, "where": self.where}
         check(row)
         return row
 
 
 FIELDS = tuple(field.name for field in fields(Part))
+_init = Part.__init__
+
+
+@wraps(_init)
+def _checked_init(self: Part, *args: Any, **kwargs: Any) -> None:
+    known_fields(kwargs, "Part")
+    _init(self, *args, **kwargs)
+
+
+Part.__init__ = _checked_init  # type: ignore[method-assign]
 
 
 def check(row: Mapping[str, Any]) -> None:
     """Raise unless every value of a row is one the letters are defined for."""
-    where = f"part {row['where']!r}" if "where" in row else "part"
+    if not isinstance(row["where"], str):
+        raise TypeError(f"where={row['where']!r} must be a glob on parameter names, e.g. where='0.*'")
+    where = f"part {row['where']!r}"
     parse(row["word"])
-    for name in ("lr", "friction", "temperature", "coupling", "noise", "weight_decay"):
+    for name in NUMERIC:
         number(where, name, row[name], allow_infinite=name == "friction")
     number(where, "thermostat", row["thermostat"], allow_negative=True)
+    if not isinstance(row["normalised"], bool):
+        raise TypeError(f"{where}: normalised={row['normalised']!r} must be True or False")
+
+
+def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The row with numbers that a checkpoint can hold, and tensors that no other row shares."""
+    own = dict(row)
+    for name in (*NUMERIC, "thermostat"):
+        value = own[name]
+        if not isinstance(value, torch.Tensor):
+            own[name] = float(value)
+        elif any(other[name] is value for other in others):
+            own[name] = value.detach().clone()
+    return own
 
 
 def number(where: str, name: str, value: Any, *, allow_infinite: bool = False, allow_negative: bool = False) -> float:
     """The value as a float, or an error that names it, the rule and a fix."""
     rule = "a finite number" if allow_negative else ("0 or more (inf included)" if allow_infinite else "finite and ≥ 0")
-    try:
-        x = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{where}: {name}={value!r} is not a number; {name} must be {rule}, e.g. {name}=0.1") from error
+    if not (
+        isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex())
+    ):
+        raise TypeError(f"{where}: {name}={value!r} is not a number; {name} must be {rule}, e.g. {name}=0.1")
+    x = float(value)
     if math.isnan(x) or (x < 0 and not allow_negative) or (math.isinf(x) and not (allow_infinite and x > 0)):
         raise ValueError(f"{where}: {name}={value!r} is out of range; {name} must be {rule}, e.g. {name}=0.1")
     return x

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any
 
 import torch
 
-from tether.part import check, number
+from tether.optimizer import Optimizer
+from tether.part import NUMERIC, number
 
 __all__ = ["Schedule"]
-
-NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
 
 
 class Schedule:
@@ -29,9 +29,9 @@ class Schedule:
     [0.0005]
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, field: str, factor: Callable[[int], float], *, where: str = "*"
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, field: str, factor: Callable[[int], float], *, where: str = "*") -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"a Schedule needs a tether.Optimizer, got {type(optimizer).__name__}")
         if field not in NUMERIC:
             raise ValueError(f"cannot schedule {field!r}; numeric fields of a part are {', '.join(NUMERIC)}")
         self.optimizer, self.field, self.factor = optimizer, field, factor
@@ -41,7 +41,7 @@ class Schedule:
             raise ValueError(f"no part is called {where!r}; parts are {', '.join(map(repr, labels))}")
         self.start = [float(optimizer.param_groups[i][field]) for i in self.parts]
         self.t = 0
-        self._apply()
+        self._apply(self.t, self.start)
 
     @property
     def last_values(self) -> list[float]:
@@ -50,24 +50,25 @@ class Schedule:
 
     def step(self) -> None:
         """Advance by one and set the field; call it after ``opt.step()``."""
+        self._apply(self.t + 1, self.start)
         self.t += 1
-        try:
-            self._apply()
-        except Exception:
-            self.t -= 1
-            raise
 
-    def _apply(self) -> None:
-        factor = self.factor(self.t)
-        where, rule = f"Schedule at t={self.t}", {"allow_infinite": self.field == "friction"}
-        values = [number(where, self.field, factor * start if factor else 0.0, **rule) for start in self.start]
+    def _apply(self, t: int, start: list[float]) -> None:
+        """Set the field to its value at t; where that is no good value, raise and set nothing."""
+        where = f"Schedule at t={t}"
+        factor = self.factor(t)
+        if not isinstance(factor, Real | torch.Tensor):
+            raise TypeError(f"{where}: factor={factor!r} is not a number")
+        infinite = self.field == "friction"
+        values = [
+            number(where, self.field, float(factor) * x if factor else 0.0, allow_infinite=infinite) for x in start
+        ]
         for i, value in zip(self.parts, values, strict=True):
             group = self.optimizer.param_groups[i]
             if isinstance(group[self.field], torch.Tensor):
                 group[self.field].fill_(value)
             else:
                 group[self.field] = value
-            check(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: how far it has come and where it started."""
@@ -80,5 +81,5 @@ class Schedule:
                 f"this schedule sets {self.field!r} of parts {self.parts}, the saved one {state['field']!r} of parts "
                 f"{state['parts']}: build it as it was saved"
             )
+        self._apply(state["t"], list(state["start"]))
         self.t, self.start = state["t"], list(state["start"])
-        self._apply()
