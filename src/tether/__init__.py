@@ -4,10 +4,27 @@ A training method is a table of parts; a part says which parameters move and by 
 letters.
 """
 
-from tether import data, letters, methods, noise, words
+from tether import data, letters, methods, noise, surfaces, words
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.schedule import Schedule
+from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
 
-__all__ = ["NonFiniteGradient", "Optimizer", "Part", "Schedule", "data", "letters", "methods", "noise", "words"]
+__all__ = [
+    "Circle",
+    "Free",
+    "Level",
+    "NonFiniteGradient",
+    "Optimizer",
+    "Orthogonal",
+    "Part",
+    "Schedule",
+    "Sphere",
+    "data",
+    "letters",
+    "methods",
+    "noise",
+    "surfaces",
+    "words",
+]
 __version__ = "0.1.0"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tether.letters import LETTERS, Letter
+from tether.motion import coefficients
 from tether.noise import Normals
 from tether.surfaces import Surface
 from tether.words import Beat
@@ -69,6 +70,22 @@ class Stack:
             normals = drawn.draw(seed, 0, 0).view(-1, *self.shape)
         return self.surface.place(self.gather(self.params), normals)
 
+    def owners(self) -> Tensors:
+        """The parameters that hold state: all, or the first for all that g takes together."""
+        return self.params[:1] if self.joint else self.params
+
+    def point(self, state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
+        """Saved points where they belong to the parameters as they are, else new ones."""
+        θ = self.gather(self.params)
+        if not self.surface.slack:
+            return self.surface.lift(θ)
+        if all("point" in state.get(owner, {}) for owner in self.owners()):
+            q = torch.stack([state[owner]["point"].to(self.wide) for owner in self.owners()])
+            reach = 1e-2 if self.dtype.itemsize < 4 else 1e-5
+            if torch.allclose(self.surface.lower(q, self.shape), θ, rtol=reach, atol=reach):
+                return q
+        return self.surface.place(θ)
+
 
 class Moving(Stack):
     """A stack with its state, during a run."""
@@ -77,7 +94,7 @@ class Moving(Stack):
         self, params: Tensors, names: list[str], surface: Surface, momenta: bool, state: Mapping[torch.Tensor, Any]
     ) -> None:
         super().__init__(params, names, surface)
-        self.q = self.start(state)
+        self.q = self.point(state)
         ambient = self.surface.embed(self.q)
         size = ambient[0].numel()
         keys = [" ".join(names)] if self.joint else names
@@ -85,7 +102,7 @@ class Moving(Stack):
         total = size * len(keys)
         self.normals = Normals(keys, [size] * len(keys), offsets, total, self.wide, self.device)
         self.normals_shape = ambient.shape
-        owners = params[:1] if self.joint else params
+        owners = self.owners()
         self.p: torch.Tensor | None = None
         if momenta:
             self.p = torch.zeros_like(self.surface.tangent(self.q, torch.zeros_like(ambient)))
@@ -99,46 +116,36 @@ class Moving(Stack):
         self.versions = [param._version for param in params]
         self.g0: torch.Tensor | None = None
 
-    def start(self, state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
-        """Saved points where they belong to the parameters as they are, else new ones."""
-        owners = self.params[:1] if self.joint else self.params
-        θ = self.gather(self.params)
-        if not self.surface.slack:
-            return self.surface.lift(θ)
-        if all("point" in state.get(owner, {}) for owner in owners):
-            q = torch.stack([state[owner]["point"].to(self.wide) for owner in owners])
-            reach = 1e-2 if self.dtype.itemsize < 4 else 1e-5
-            if torch.allclose(self.surface.lower(q, self.shape), θ, rtol=reach, atol=reach):
-                return q
-        return self.surface.place(θ)
+    def fits(self) -> bool:
+        """Are the parameters still of the kind the stack was made for?"""
+        return all(x.dtype is self.dtype and x.device == self.device for x in self.params)
 
-    def begin(self, weight_decay: float) -> None:
+    def begin(self, weight_decay: float, gradient: bool = True) -> None:
         """Take points and gradients as they are now; parameters without a gradient stand still."""
         touched = [param._version for param in self.params] != self.versions
         if not self.surface.slack:
             self.q = self.surface.lift(self.gather(self.params))
         elif touched:  # somebody else has written to the parameters
             self.q.copy_(self.surface.place(self.gather(self.params)))
-        has = [param.grad is not None for param in self.params]
+        has = [param.grad is not None or not gradient for param in self.params]
         self.active = [] if self.joint and not all(has) else [i for i, yes in enumerate(has) if yes]
         self.every = len(self.active) == len(self.params)
-        if not self.active:
-            return
-        moving = [self.params[i] for i in self.active]
-        g = self.gather(param.grad for param in moving)  # type: ignore[misc]
-        if weight_decay:
-            g = g + weight_decay * self.gather(moving)
-        self.g = self.surface.lift(g)
         self.x = self.q if self.every else self.q[self.active]
         self.m = self.p if self.every or self.p is None else self.p[self.active]
         self.force: torch.Tensor | None = None
+        if self.active and gradient:
+            moving = [self.params[i] for i in self.active]
+            g = self.gather([param.grad for param in moving if param.grad is not None])
+            if weight_decay:
+                g = g + weight_decay * self.gather(moving)
+            self.g = self.surface.lift(g)
 
     def draw(self, name: tuple[int, int, int]) -> torch.Tensor:
         R = self.normals.draw(*name).view(self.normals_shape)
         return R if self.every else R[self.active]
 
-    def apply(self, letter: Letter, scalars: dict[str, Any], name: tuple[int, int, int]) -> None:
-        """One letter."""
+    def apply(self, letter: Letter, scalars: dict[str, Any], name: tuple[int, int, int], noisy: bool) -> None:
+        """One letter; without noise R is 0."""
         surface = self.surface
         if letter.name == "A":
             assert self.m is not None
@@ -181,7 +188,7 @@ class Constrained:
     def __init__(
         self, params: Tensors, names: list[str], momenta: bool, state: Mapping[torch.Tensor, Any], surface: Surface
     ) -> None:
-        self.surface = surface
+        self.has_momenta = momenta
         moves = [param.grad is not None or "momentum" in state.get(param, {}) for param in params]
         if surface.together:
             moves = [any(moves)] * len(params)
@@ -190,14 +197,16 @@ class Constrained:
         groups = stacks([param for param, _ in chosen], [name for _, name in chosen], surface)
         self.blocks = [Moving(mine, labels, surface, momenta, state) for mine, labels in groups]
 
-    def stale(self) -> bool:
-        """Has a parameter that waited got its first gradient?"""
-        return any(param.grad is not None for param in self.waiting)
+    def stale(self, momenta: bool) -> bool:
+        """Must the stacks be made anew: for a first gradient, another dtype, or a word that needs momenta now?"""
+        if momenta and not self.has_momenta:
+            return True
+        return any(param.grad is not None for param in self.waiting) or not all(block.fits() for block in self.blocks)
 
-    def begin(self, scalars: dict[str, Any], weight_decay: float) -> None:
+    def begin(self, scalars: dict[str, Any], weight_decay: float, gradient: bool = True) -> None:
         """Take the gradients and the values of the fields."""
         for block in self.blocks:
-            block.begin(weight_decay)
+            block.begin(weight_decay, gradient)
         self.live = [block for block in self.blocks if block.active]
         self.scalars = scalars
         counts = [len(b.active) if not b.joint else 1 for b in self.live]
@@ -229,8 +238,10 @@ class Constrained:
             self.scalars["p2"] = sum(squares[1:], squares[0])
             self.scalars["ξ"] = letter.map(*(self.scalars[s] for s in letter.needs))
             return
+        terms = coefficients(letter, self.scalars)
+        noisy = "R" in letter.needs and (terms is None or any("R" in sum_ for _, sum_ in terms))
         for block in self.live:
-            block.apply(letter, self.scalars, name)
+            block.apply(letter, self.scalars, name, noisy)
 
     def limit(self, h: float, name: tuple[int, int, int]) -> None:
         """L on a surface: what it is the limit of, B A O A with root²/2 = h and γ = ∞ (2.56)."""

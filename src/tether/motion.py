@@ -153,7 +153,7 @@ class Block:
     def fits(self) -> bool:
         """Are the parameters still of the kind the block was made for?"""
         kinds = zip(self.params, self.sizes, strict=True)
-        return all([x.dtype is self.dtype and x.numel() == size and x.device == self.device for x, size in kinds])
+        return all(x.dtype is self.dtype and x.numel() == size and x.device == self.device for x, size in kinds)
 
     def begin(self, weight_decay: float, gradient: bool = True) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""

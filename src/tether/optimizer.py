@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from tether import native
+from tether.constrained import Constrained, Stack, stacks
 from tether.motion import Motion
 from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
+from tether.surfaces import Free, Surface
 from tether.table import table
 from tether.words import Word, parse
 
@@ -77,7 +79,8 @@ class Optimizer(torch.optim.Optimizer):
         defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, "step": 0, "previous_lr": 0.0}
         check(defaults)
         self._foreach, self._on_nonfinite = foreach, on_nonfinite
-        self._motions: list[Motion | None] = []
+        self._motions: list[Motion | Constrained | None] = []
+        self._surfaces: list[Surface | Free] = []
         super().__init__(_groups(params, parts, defaults), defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -89,6 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         group = {**self.defaults, **{key: value for key, value in param_group.items() if value is not None}}
         check(group)
         group = plain(group, getattr(self, "param_groups", []))
+        surface, group["on"] = group["on"], repr(group["on"])  # a checkpoint holds plain values only
         if getattr(self, "param_groups", None):
             group["step"] = self.param_groups[0]["step"]
         super().add_param_group(group)
@@ -108,13 +112,28 @@ class Optimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"{names[param]!r} and {name!r} are one tensor: name it once, as named_parameters() does"
                 )
+            if isinstance(surface, Surface):
+                surface.check(name, param.shape)
             names[param] = name
+        if isinstance(surface, Surface):
+            self._place(list(names), list(names.values()), surface, added["seed"])
         if "ξ" in parse(added["word"]).needs and not isinstance(added["thermostat"], torch.Tensor):
             wide = torch.float64 if any(param.dtype is torch.float64 for param in names) else torch.float32
             device = next(iter(names)).device if names else None
             added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
         self.param_groups.append(added)
+        self._surfaces.append(surface)
         self._motions.append(None)
+
+    @torch.no_grad()
+    def _place(self, params: list[torch.Tensor], names: list[str], surface: Surface, seed: int) -> None:
+        """Move parameters onto their surface, to start from there."""
+        placed = []
+        for mine, labels in stacks(params, names, surface):
+            stack = Stack(mine, labels, surface)
+            placed.append((stack, stack.surface.lower(stack.place(seed), stack.shape)))
+        for stack, values in placed:
+            stack.scatter(values, stack.params)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
@@ -198,7 +217,9 @@ class Optimizer(torch.optim.Optimizer):
         groups = self.param_groups
         return [parse(group["word"]) for group in groups], [_values(group) for group in groups]
 
-    def _begin(self, words: list[Word], sizes: list[dict[str, Any]], gradient: bool = True) -> list[Motion] | None:
+    def _begin(
+        self, words: list[Word], sizes: list[dict[str, Any]], gradient: bool = True
+    ) -> list[Motion | Constrained] | None:
         """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
         found = self._faulty_gradients() if gradient else {}
         if found:
@@ -206,15 +227,18 @@ class Optimizer(torch.optim.Optimizer):
                 raise NonFiniteGradient(found)
             self.skipped += 1
             return None
-        motions = []
+        motions: list[Motion | Constrained] = []
         first = 0
         for i, (group, word, size) in enumerate(zip(self.param_groups, words, sizes, strict=True)):
-            motion = self._motions[i]
+            motion, surface = self._motions[i], self._surfaces[i]
             momenta = "p" in word.needs
             if motion is None or motion.stale(momenta):
                 names = [name for name, _ in _named(group, first)]
-                self._check_shapes(group["params"], names)
-                motion = Motion(group["params"], names, momenta, self.state, not self._foreach)
+                if isinstance(surface, Surface):
+                    motion = Constrained(group["params"], names, momenta, self.state, surface)
+                else:
+                    self._check_shapes(group["params"], names)
+                    motion = Motion(group["params"], names, momenta, self.state, not self._foreach)
                 self._motions[i] = motion
             first += len(group["params"])
             motion.begin(size, size["ω"], gradient)
@@ -273,55 +297,71 @@ class Optimizer(torch.optim.Optimizer):
             momentum = self.state.get(param, {}).get("momentum")
             if momentum is not None and momentum.shape != param.shape:
                 raise ValueError(
-                    f"{name!r} has shape {tuple(param.shape)} but its momentum {tuple(momentum.shape)}: the parameter was "
-                    "replaced; build a new optimizer"
+                    f"{name!r} has shape {tuple(param.shape)} but its momentum {tuple(momentum.shape)}: "
+                    "the parameter was replaced; build a new optimizer"
                 )
 
-    def _snapshot(self) -> list[tuple[dict[str, Any], list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]]]:
+    def _snapshot(self) -> list[Any]:
         """Copies of all that a step changes."""
 
-        def momentum(param: torch.Tensor) -> torch.Tensor | None:
-            held = self.state.get(param, {}).get("momentum")
-            return None if held is None else held.clone()
+        def held(param: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {key: value.clone() for key, value in self.state.get(param, {}).items()}
 
         return [
-            ({"thermostat": group["thermostat"]}, [(x, x.detach().clone(), momentum(x)) for x in group["params"]])
+            (group["thermostat"], [(x, x.detach().clone(), held(x)) for x in group["params"]])
             for group in self.param_groups
         ]
 
     def _restore(self, saved: list[Any], unless: set[torch.Tensor] | None = None) -> None:
         """Undo a step, or what it did to all but some parameters; momenta that it made go back to rest."""
-        for group, (fields, tensors) in zip(self.param_groups, saved, strict=True):
+        for group, (thermostat, tensors) in zip(self.param_groups, saved, strict=True):
             if unless is None:
-                group.update(fields)
-            for param, value, momentum in tensors:
+                group["thermostat"] = thermostat
+            for param, value, state in tensors:
                 if unless is not None and param in unless:
                     continue
                 param.copy_(value)
-                held = self.state.get(param, {}).get("momentum")
-                if held is not None:
-                    held.zero_() if momentum is None else held.copy_(momentum)
+                for key, tensor in self.state.get(param, {}).items():
+                    if key in state:
+                        tensor.copy_(state[key])
+                    elif key == "momentum":
+                        tensor.zero_()
 
     def temperature(self) -> dict[str, float]:
         """Kinetic temperature pᵀp/N of each part, as the last step left its momenta.
 
-        For words rotated to start at the kick (BAOAB, OBA, ABO, …) that is right after O, where
-        ⟨p²⟩ = τ holds best; nan for overdamped parts, which have no momenta.
+        For BAOAB, OBA and ABO, rotated to start at the kick, that is right after O, where ⟨p²⟩ = τ holds best; for
+        OBABO and ABOBA it is after a half kick, where ⟨p²⟩ = τ/(1 − h²/4) on a unit harmonic well. nan for
+        overdamped parts, which have no momenta.
         """
         result: dict[str, float] = {}
-        for label, group in zip(self._labels(), self.param_groups, strict=True):
+        for label, group, surface in zip(self._labels(), self.param_groups, self._surfaces, strict=True):
             squares, count = 0.0, 0
-            if parse(group["word"]).kinetic:
-                for param in group["params"]:
-                    if "momentum" in self.state.get(param, {}):
-                        squares += float(self.state[param]["momentum"].detach().double().square().sum())
-                        count += param.numel()
+            if parse(group["word"]).kinetic or isinstance(surface, Surface):
+                moving = [param for param in group["params"] if "momentum" in self.state.get(param, {})]
+                squares = sum(float(self.state[x]["momentum"].detach().double().square().sum()) for x in moving)
+                count = _degrees(surface, moving if not getattr(surface, "together", False) else group["params"])
             result[label] = squares / count if count else math.nan
         return result
 
+    @torch.no_grad()
+    def violation(self) -> float:
+        """The largest constraint violation |g| of all parts, 0 where nothing is constrained."""
+        worst = 0.0
+        for group, surface in zip(self.param_groups, self._surfaces, strict=True):
+            if isinstance(surface, Surface):
+                names = [name for name, _ in _named(group, 0)]
+                for mine, labels in stacks(group["params"], names, surface):
+                    stack = Stack(mine, labels, surface)
+                    θ = stack.gather(mine)
+                    point = stack.surface.embed(stack.point(self.state), θ)
+                    worst = max(worst, float(stack.surface.violation(point)))
+        return worst
+
     def describe(self) -> str:
         """The table of parts, as text, with the citation of a published method."""
-        return table(self.param_groups, self._labels(), self.method, self.skipped)
+        fallbacks = sum({id(surface): getattr(surface, "fallbacks", 0) for surface in self._surfaces}.values())
+        return table(self.param_groups, self._labels(), self.method, self.skipped, fallbacks)
 
     def _labels(self) -> list[str]:
         wheres = [group["where"] for group in self.param_groups]
@@ -352,22 +392,30 @@ class Optimizer(torch.optim.Optimizer):
                     f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
                     f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
                 )
-        params = [param for group in self.param_groups for param in group["params"]]
-        names = [name for i, group in enumerate(self.param_groups) for name, _ in _named(group, i)]
-        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        for i, name, param in zip(saved_ids, names, params, strict=False):
-            momentum = state_dict["state"].get(i, {}).get("momentum")
-            if momentum is not None and momentum.shape != param.shape:
+            if saved.get("on") != group["on"]:
                 raise ValueError(
-                    f"{name!r} has shape {tuple(param.shape)}, but its momentum in the checkpoint {tuple(momentum.shape)}: "
-                    "this is the checkpoint of another model"
+                    f"part {group['where']!r} (group {i}) is on {group['on']}, but the checkpoint was saved on "
+                    f"{saved.get('on')}: build the optimizer with the checkpoint's parts"
                 )
+            for j, (name, param) in zip(saved["params"], _named(group, 0), strict=False):
+                momentum = state_dict["state"].get(j, {}).get("momentum")
+                if momentum is not None and momentum.shape != param.shape and group["on"] == "Free()":
+                    raise ValueError(
+                        f"{name!r} has shape {tuple(param.shape)}, but its momentum in the checkpoint "
+                        f"{tuple(momentum.shape)}: this is the checkpoint of another model"
+                    )
         super().load_state_dict(state_dict)
         self._motions = [None] * len(self.param_groups)
+        # torch casts state to the parameter's dtype; on a surface that is too coarse for half precision.
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for j, param in zip(saved["params"], group["params"], strict=True):
+                if group["on"] != "Free()" and j in state_dict["state"]:
+                    own = state_dict["state"][j].items()
+                    self.state[param] = {key: value.to(param.device, copy=True) for key, value in own}
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        own = ("_foreach", "_on_nonfinite", "method", "skipped")
+        own = ("_foreach", "_on_nonfinite", "_surfaces", "method", "skipped")
         return {**state, **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -410,11 +458,20 @@ def _named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
     return list(zip(group.get("param_names") or [str(first + i) for i in range(len(params))], params, strict=True))
 
 
+def _degrees(surface: Surface | Free, params: list[torch.Tensor]) -> int:
+    """Degrees of freedom: the number of parameters, minus the constraints."""
+    if isinstance(surface, Free):
+        return sum(param.numel() for param in params)
+    groups = stacks(params, [""] * len(params), surface)
+    bound = [Stack(mine, names, surface) for mine, names in groups]
+    return sum((1 if b.joint else len(b.params)) * b.surface.dimension(b.shape) for b in bound)
+
+
 def _values(group: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them."""
     fields = tuple([group[name] for name in NUMERIC])
     where = group["where"]
-    if all([type(value) is float for value in fields]):
+    if all(type(value) is float for value in fields):
         numbers = _checked(where, fields)
     else:
         numbers = _checked.__wrapped__(where, fields)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tether.surfaces import Free, Surface
 from tether.words import parse
 
 __all__ = ["Part"]
@@ -23,6 +24,7 @@ NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
 
 DEFAULTS: dict[str, Any] = {
     "word": "X",
+    "on": Free(),
     "friction": 1.0,
     "temperature": 0.0,
     "coupling": 0.1,
@@ -42,6 +44,7 @@ class Part:
     Args:
         where: glob on parameter names, e.g. ``"0.*"`` or ``"*.weight"``; the first match wins.
         word: the dynamics, e.g. ``"X"`` (SGD, SGLD), ``"BAOAB"`` (Langevin), ``"BACDEDCAB"`` (adaptive).
+        on: the surface the parameters stay on, e.g. ``tether.Orthogonal()``; `Free` is none.
         lr: step size h.
         friction: γ of the letter O; 0 is Hamiltonian, ``inf`` redraws the momenta.
         temperature: τ; the dynamics samples exp(−L/τ), and 0 is noiseless.
@@ -54,6 +57,7 @@ class Part:
 
     where: str = "*"
     word: str | None = None
+    on: Surface | Free | None = None
     lr: float | torch.Tensor | None = None
     friction: float | None = None
     temperature: float | None = None
@@ -90,6 +94,8 @@ def check(row: Mapping[str, Any]) -> None:
         raise TypeError(f"where={row['where']!r} must be a glob on parameter names, e.g. where='0.*'")
     where = f"part {row['where']!r}"
     parse(row["word"])
+    if not isinstance(row["on"], Surface | Free):
+        raise TypeError(f"{where}: on={row['on']!r} must be a surface, e.g. on=tether.Orthogonal()")
     for name in NUMERIC:
         number(where, name, row[name], allow_infinite=name == "friction")
     number(where, "thermostat", row["thermostat"], allow_negative=True)

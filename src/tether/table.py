@@ -21,19 +21,24 @@ COLUMNS = (
 )
 
 
-def table(groups: Sequence[Mapping[str, Any]], labels: Sequence[str], method: str | None, skipped: int) -> str:
+def table(
+    groups: Sequence[Mapping[str, Any]], labels: Sequence[str], method: str | None, skipped: int, fallbacks: int
+) -> str:
     """One line per part; a dot where a field does not enter the part's word."""
-    rows = [["part", "parameters", "word", *(column for column, _, _ in COLUMNS)]]
+    rows = [["part", "parameters", "word", "on", *(column for column, _, _ in COLUMNS)]]
     for label, group in zip(labels, groups, strict=True):
         needs = parse(group["word"]).needs
         numbers = [_number(group[field]) if symbol in needs else "·" for _, field, symbol in COLUMNS]
-        rows.append([label, f"{sum(p.numel() for p in group['params']):,}", group["word"], *numbers])
+        on = "·" if group["on"] == "Free()" else group["on"]
+        rows.append([label, f"{sum(p.numel() for p in group['params']):,}", group["word"], on, *numbers])
     used = [i for i in range(len(rows[0])) if i < 3 or any(row[i] not in ("·", "0") for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in used]
     lines = ["  ".join(row[i].ljust(width) for i, width in zip(used, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("─" * width for width in widths))
     step = groups[0]["step"]
     lines.append(f"step {step}, seed {groups[0]['seed']}" + (f", {skipped} skipped (non-finite)" if skipped else ""))
+    if fallbacks:
+        lines.append(f"{fallbacks} projections by polar factor: the steps were too long for the iteration, lower lr")
     if method:
         from tether.methods import citation
 

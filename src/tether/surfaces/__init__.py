@@ -1,0 +1,10 @@
+"""Surfaces: where a part's parameters live, one file each."""
+
+from tether.surfaces.circle import Circle
+from tether.surfaces.free import Free
+from tether.surfaces.level import Level
+from tether.surfaces.orthogonal import Orthogonal
+from tether.surfaces.sphere import Sphere
+from tether.surfaces.surface import Surface, SurfaceError
+
+__all__ = ["Circle", "Free", "Level", "Orthogonal", "Sphere", "Surface", "SurfaceError"]

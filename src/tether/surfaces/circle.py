@@ -1,0 +1,113 @@
+"""Circle: every weight bounded by a radius, by a slack variable each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tether.surfaces.surface import Surface, SurfaceError
+
+__all__ = ["Circle", "positive"]
+
+
+class Circle(Surface):
+    """Each weight on a circle with its slack (4.2): θ² + ξ² = r², so that |θ| ≤ r.
+
+    A point is held as one angle, θ = r sin q and ξ = r cos q, and its momentum as one number p = rω, the speed along
+    the circle: with ω = (ξ p_θ − θ p_ξ)/r² that is all of (θ, ξ, p_θ, p_ξ), nothing can leave the circle, and the
+    rotation by ωh is exact.
+
+    Args:
+        radius: a number, or a tensor that broadcasts to the shape of the weights.
+    """
+
+    slack = True
+
+    def __init__(self, radius: float | torch.Tensor = 1.0) -> None:
+        self.radius = positive("Circle", radius)
+
+    def __repr__(self) -> str:
+        return f"Circle({shown(self.radius)})"
+
+    def r(self, q: torch.Tensor) -> torch.Tensor | float:
+        return self.radius.to(q) if isinstance(self.radius, torch.Tensor) else self.radius
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        fits(self, name, shape, self.radius, shape)
+
+    def dimension(self, shape: Sequence[int]) -> int:
+        return math.prod(shape)
+
+    def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
+        """q = arcsin(θ/r), kept clear of ±π/2, where the force g cos q would vanish and hold the weight for good."""
+        edge = 1 - 1e-3
+        return torch.asin((θ / self.r(θ)).clamp(-edge, edge))
+
+    def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return self.r(q) * torch.sin(q)
+
+    def embed(self, q: torch.Tensor, θ: torch.Tensor | None = None) -> torch.Tensor:
+        """(θ, ξ)."""
+        return torch.stack((self.r(q) * torch.sin(q) if θ is None else θ, self.r(q) * torch.cos(q)), dim=-1)
+
+    def lift(self, v: torch.Tensor) -> torch.Tensor:
+        """The loss does not depend on ξ."""
+        return torch.stack((v, torch.zeros_like(v)), dim=-1)
+
+    def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """(4.47), with the quadrant kept (errata 3)."""
+        return torch.atan2(point[..., 0], point[..., 1])
+
+    def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The component along the circle, cos q v_θ − sin q v_ξ."""
+        return torch.cos(q) * v[..., 0] - torch.sin(q) * v[..., 1]
+
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
+        turned = q + (h / self.r(q)) * p
+        return turned - 2 * math.pi * torch.round(turned / (2 * math.pi)), p
+
+    def violation(self, point: torch.Tensor) -> torch.Tensor:
+        r = self.r(point)
+        return (point.square().sum(-1) - r * r).abs().amax() if point.numel() else point.new_zeros(())
+
+
+def positive(name: str, radius: float | torch.Tensor) -> float | torch.Tensor:
+    """A radius, checked."""
+    if isinstance(radius, torch.Tensor) and radius.dim():
+        if not (radius.is_floating_point() and bool(radius.isfinite().all()) and bool((radius > 0).all())):
+            worst = (
+                radius.flatten()[int((~(radius > 0)).flatten().float().argmax())].item() if radius.numel() else "none"
+            )
+            raise SurfaceError(f"{name}: every radius must be finite and > 0, found {worst}; e.g. {name}(0.5)")
+        return radius.detach()
+    try:
+        value = float(radius)
+    except (TypeError, ValueError) as error:
+        raise SurfaceError(f"{name}: radius={radius!r} is not a number; e.g. {name}(0.5)") from error
+    if not (math.isfinite(value) and value > 0):
+        raise SurfaceError(f"{name}: radius={radius!r} must be finite and > 0; e.g. {name}(0.5)")
+    return value
+
+
+def shown(radius: float | torch.Tensor) -> str:
+    """A radius in a repr; a tensor by its shape and a checksum, so that checkpoints can be told apart."""
+    if isinstance(radius, torch.Tensor):
+        return f"tensor{tuple(radius.shape)} of sum {radius.double().sum().item():.10g}"
+    return f"{radius:g}"
+
+
+def fits(surface: Surface, name: str, shape: Sequence[int], radius: float | torch.Tensor, to: Sequence[int]) -> None:
+    """Raise unless the radius broadcasts to the given shape."""
+    if isinstance(radius, torch.Tensor):
+        try:
+            fine = torch.broadcast_shapes(radius.shape, tuple(to)) == tuple(to)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            fine = False
+        if not fine:
+            raise SurfaceError(
+                f"{surface!r} on {name!r}: the radius has shape {tuple(radius.shape)}, the parameter {tuple(shape)}; "
+                f"it must broadcast to {tuple(to)}"
+            )

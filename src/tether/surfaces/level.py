@@ -1,0 +1,176 @@
+"""Level: the surface of any smooth g, given as a function."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tether.surfaces.surface import Surface, SurfaceError
+
+__all__ = ["Level"]
+
+
+class Level(Surface):
+    """Σ = {(θ, ξ) : g(θ, ξ) = 0} for a smooth g (4.1), its Jacobian J by autograd.
+
+    A point is the parameter, flattened, with the slack appended. Projections follow the rows of J at the start of the
+    step (4.41) by Newton's method with a line search; Π = I − Jᵀ(JJᵀ)⁻¹J (4.43 with errata 5); A is RATTLE.
+
+    Args:
+        g: a function of the parameter (and of the slack, if there is any) that returns the constraints as a tensor. A
+            g of several parameters constrains all those of its part together, in their order.
+        slack: how many slack variables g takes, as its last argument.
+        tolerance: largest allowed |g|; None chooses 5e-7 for float32 and 1e-13 for float64.
+        iterations: bound on Newton's method.
+    """
+
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __init__(
+        self, g: Callable[..., torch.Tensor], slack: int = 0, tolerance: float | None = None, iterations: int = 50
+    ) -> None:
+        if not callable(g):
+            raise SurfaceError(f"Level: g={g!r} is not a function; e.g. Level(lambda w: w.square().sum() - 1)")
+        if not isinstance(slack, int) or slack < 0:
+            raise SurfaceError(f"Level: slack={slack!r} must be a number of variables, 0 or more")
+        self.g, self.variables, self.tolerance, self.iterations = g, slack, tolerance, iterations
+        self.slack = slack > 0
+        kinds = [p.kind for p in inspect.signature(g).parameters.values()]
+        taken = sum(
+            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+        )
+        self.together = taken - self.slack > 1
+
+    def __repr__(self) -> str:
+        return f"Level({getattr(self.g, '__name__', 'g')}{f', slack={self.variables}' if self.variables else ''})"
+
+    def bind(self, shapes: Sequence[Sequence[int]]) -> Level:
+        bound = copy.copy(self)
+        bound.shapes = tuple(tuple(shape) for shape in shapes)
+        return bound
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """What g can hold shows at the start, in `place`."""
+
+    def dimension(self, shape: Sequence[int]) -> int:
+        size = math.prod(shape) + self.variables
+        return size - len(self.value(torch.zeros(size)))
+
+    def value(self, q: torch.Tensor) -> torch.Tensor:
+        """g at one point."""
+        size = q.numel() - self.variables
+        pieces = q[:size].split([math.prod(shape) for shape in self.shapes])  # type: ignore[no-untyped-call]
+        θ = [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        out = self.g(*θ, q[size:]) if self.variables else self.g(*θ)
+        if not isinstance(out, torch.Tensor):
+            raise SurfaceError(f"{self!r}: g returned {type(out).__name__}; it must return a tensor of constraints")
+        return out.reshape(-1)
+
+    def jacobian(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """g and J at a stack of points."""
+        with torch.enable_grad():
+            values = torch.func.vmap(self.value)(q)
+            J = torch.func.vmap(torch.func.jacrev(self.value))(q)
+        return values.detach(), J.detach()
+
+    def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
+        """The slack first, at fixed θ; then, if need be, the nearest feasible point by Gauss–Newton."""
+        q = torch.nn.functional.pad(θ.flatten(1), (0, self.variables), value=1.0)
+        if self.variables:
+            free = torch.zeros_like(q)
+            free[:, -self.variables :] = 1.0
+            q = self.newton(q, free)
+        q = self.newton(q, torch.ones_like(q))
+        values, J = self.jacobian(q)
+        worst = values.abs().amax().item()
+        if not worst <= self.tolerance_for(q):
+            raise SurfaceError(
+                f"{self!r}: no point with g = 0 found near the start, |g| stays at {worst:.3g}; start the parameter "
+                "closer to the surface, or check that g can be 0"
+            )
+        if J.shape[1] and J.shape[1] > J.shape[2]:
+            raise SurfaceError(f"{self!r}: g has {J.shape[1]} components for {J.shape[2]} variables; it needs fewer")
+        singular = torch.linalg.svdvals(J)
+        if not bool((singular[:, -1] > 1e-6 * singular[:, 0].clamp_min(1e-30)).all()):
+            raise SurfaceError(
+                f"{self!r}: the Jacobian of g is rank-deficient at the start (smallest singular value "
+                f"{singular[:, -1].min().item():.3g}): drop redundant constraints, or start off the singular point"
+            )
+        return q
+
+    def newton(self, q: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+        """Steps of least norm towards g = 0 in the free coordinates, halved until |g| falls."""
+        for _ in range(self.iterations):
+            values, J = self.jacobian(q)
+            if values.abs().amax() <= 0.1 * self.tolerance_for(q):
+                break
+            J = J * free.unsqueeze(1)
+            q = self.search(q, values, torch.linalg.pinv(J.double()).to(J) @ values.unsqueeze(-1))
+        return q
+
+    def search(self, q: torch.Tensor, values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        """q − t·step, with t halved for each point of the stack until |g| falls."""
+        t = torch.ones(len(q), 1, dtype=q.dtype, device=q.device)
+        size = values.square().sum(-1, keepdim=True)
+        for _ in range(12):
+            trial = q - t * step.squeeze(-1)
+            worse = ~(torch.func.vmap(self.value)(trial).square().sum(-1, keepdim=True) <= size)
+            if not bool(worse.any()):
+                break
+            t = torch.where(worse, t / 2, t)
+        return trial
+
+    def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return q[:, : q.shape[1] - self.variables].reshape(-1, *shape)
+
+    def embed(self, q: torch.Tensor, θ: torch.Tensor | None = None) -> torch.Tensor:
+        if θ is None:
+            return q
+        return torch.cat((θ.flatten(1), q[:, q.shape[1] - self.variables :]), dim=1)
+
+    def lift(self, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(v.flatten(1), (0, self.variables))
+
+    def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """(4.41): q̄ − Jₙᵀλ with λ such that g = 0."""
+        normals = self.jacobian(start)[1].mT
+        q = point
+        for _ in range(self.iterations):
+            values, J = self.jacobian(q)
+            if values.abs().amax() <= self.tolerance_for(q):
+                return q
+            λ = torch.linalg.lstsq((J @ normals).double(), values.unsqueeze(-1).double()).solution.to(q)
+            q = self.search(q, values, normals @ λ)
+        worst = self.jacobian(q)[0].abs().amax().item()
+        if worst <= 100 * self.tolerance_for(q):
+            return q
+        raise SurfaceError(
+            f"{self!r}: the step is too long for the surface, |g| = {worst:.3g} after {self.iterations} iterations; "
+            "lower lr, or the temperature"
+        )
+
+    def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """v − Jᵀ(JJᵀ)⁻¹J v."""
+        J = self.jacobian(q)[1]
+        λ = torch.linalg.solve(J @ J.mT, J @ v.unsqueeze(-1))
+        return v - (J.mT @ λ).squeeze(-1)
+
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """RATTLE: q̄ = q + hp projected along J at q, p̄ = (q₁ − q)/h projected at q₁."""
+        if h == 0:
+            return q, p
+        trial = q + h * p
+        moved = self.project(trial, q)
+        return moved, self.tangent(moved, p + (moved - trial) / h)
+
+    def tolerance_for(self, q: torch.Tensor) -> float:
+        if self.tolerance is not None:
+            return self.tolerance
+        return 5e-7 if q.dtype is not torch.float64 else 1e-13
+
+    def violation(self, point: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(self.value)(point).abs().amax()

@@ -1,0 +1,143 @@
+"""Orthogonal: weight matrices with orthonormal columns or rows, whichever are fewer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tether.surfaces.surface import Surface, SurfaceError
+
+__all__ = ["Orthogonal", "polar"]
+
+
+class Orthogonal(Surface):
+    """The Stiefel manifold (4.4): QᵀQ = c² I, Q = W where W is tall, Wᵀ where it is wide (4.49).
+
+    Conv weights are flattened to out × (in · kernel). A point is Q itself, of shape (…, r, s) with r ≥ s.
+
+    Args:
+        tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 5e-7 for float32, 1e-14·√s for float64.
+        iterations: bound on the quasi-Newton iteration; past it, or where the step is too long for it, the point is
+            projected by its polar factor instead, and `fallbacks` counts that.
+        scale: c.
+        start: ``"project"`` takes the nearest orthogonal matrix (for trained weights), ``"random"`` one at random,
+            uniformly (Haar), as in the papers.
+    """
+
+    def __init__(
+        self, tolerance: float | None = None, iterations: int = 20, scale: float = 1.0, start: str = "project"
+    ) -> None:
+        if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
+            raise SurfaceError(f"Orthogonal: tolerance={tolerance!r} must be finite and > 0; e.g. tolerance=1e-6")
+        if not isinstance(iterations, int) or iterations < 1:
+            raise SurfaceError(f"Orthogonal: iterations={iterations!r} must be 1 or more; e.g. iterations=20")
+        if not (math.isfinite(scale) and scale > 0):
+            raise SurfaceError(f"Orthogonal: scale={scale!r} must be finite and > 0; e.g. scale=1.0")
+        if start not in ("project", "random"):
+            raise SurfaceError(f"Orthogonal: start={start!r} must be 'project' or 'random'")
+        self.tolerance, self.iterations, self.scale, self.start = tolerance, iterations, scale, start
+        self.fallbacks = 0
+
+    def __repr__(self) -> str:
+        return f"Orthogonal({'' if self.scale == 1 else f'scale={self.scale:g}'})"
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        if len(shape) < 2 or 0 in shape:
+            raise SurfaceError(
+                f"{self!r} on {name!r}: a parameter of shape {tuple(shape)} is no matrix; constrain weights, e.g. "
+                "Part('*.weight', on=...), and leave biases free"
+            )
+
+    def dimension(self, shape: Sequence[int]) -> int:
+        r, s = self.sizes(shape)
+        return r * s - s * (s + 1) // 2
+
+    @staticmethod
+    def sizes(shape: Sequence[int]) -> tuple[int, int]:
+        rows, columns = shape[0], math.prod(shape[1:])
+        return max(rows, columns), min(rows, columns)
+
+    def tall(self, θ: torch.Tensor) -> torch.Tensor:
+        """W as a tall matrix."""
+        m = θ.flatten(2)
+        return m if m.shape[-2] >= m.shape[-1] else m.mT
+
+    def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
+        if self.start == "random" and normals is not None:
+            q, upper = torch.linalg.qr(self.tall(normals))
+            # the sign makes the factorisation unique, and so Q uniform
+            return self.scale * q * torch.sign(torch.diagonal(upper, dim1=-2, dim2=-1)).unsqueeze(-2)
+        return self.scale * polar(self.tall(θ))
+
+    def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return (q if shape[0] >= math.prod(shape[1:]) else q.mT).reshape(-1, *shape)
+
+    def embed(self, q: torch.Tensor, θ: torch.Tensor | None = None) -> torch.Tensor:
+        return q if θ is None else self.tall(θ)
+
+    def lift(self, v: torch.Tensor) -> torch.Tensor:
+        return self.tall(v)
+
+    def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """(4.53): the point of Σ on the normal through `start`, Q = Q̄ − Q_n Λ with Λ symmetric."""
+        return self.solve(point, start)[0]
+
+    def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """(4.15): V − ½ Q (VᵀQ + QᵀV)/c²."""
+        s = q.mT @ v
+        return torch.baddbmm(v, q, s + s.mT, alpha=-0.5 / self.scale**2)
+
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """RATTLE (4.57): Q̄ = Q + hP, Q₁ = Q̄ − QΛ on Σ, P̄ = P − QΛ/h, P₁ = Π P̄ at Q₁."""
+        if h == 0:
+            return q, p
+        moved, normal = self.solve(torch.add(q, p, alpha=h), q)
+        return moved, self.tangent(moved, torch.add(p, normal, alpha=-1 / h))
+
+    def solve(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The projected point Q̄ − Q_nΛ and the correction Q_nΛ, by quasi-Newton (4.55).
+
+        Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I), until |QᵀQ/c² − I| is below the tolerance. One iteration leaves at most
+        2‖Λ‖(‖Q − Q_n‖/c + ‖Λ‖): where that is below it already, the last Gram matrix is not formed. A step that the
+        iteration does not contract is answered by the polar factor.
+        """
+        tolerance = self.tolerance_for(point)
+        distance = torch.linalg.matrix_norm(point - start).amax() / self.scale
+        normal: torch.Tensor | None = None
+        q, before = point, math.inf
+        for _ in range(self.iterations):
+            Λ = 0.5 * self.excess(q)
+            norm = torch.linalg.matrix_norm(Λ).amax()
+            size, left = torch.stack((2 * Λ.abs().amax(), 2 * norm * (distance + norm))).tolist()
+            if not (size <= tolerance or size < min(0.5 * before, 1.0)):
+                break
+            step = start @ Λ
+            q = q - step
+            normal = step if normal is None else normal + step
+            if size <= tolerance or left <= tolerance:
+                return q, normal
+            before = size
+        self.fallbacks += 1
+        q = self.scale * polar(point)
+        return q, point - q
+
+    def excess(self, q: torch.Tensor) -> torch.Tensor:
+        """QᵀQ/c² − I."""
+        one = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        return torch.baddbmm(one, q.mT, q, beta=-1.0, alpha=1 / self.scale**2)
+
+    def tolerance_for(self, x: torch.Tensor) -> float:
+        if self.tolerance is not None:
+            return self.tolerance
+        return 5e-7 if x.dtype is not torch.float64 else 1e-14 * math.sqrt(x.shape[-1])
+
+    def violation(self, point: torch.Tensor) -> torch.Tensor:
+        return self.excess(point).abs().amax()
+
+
+def polar(x: torch.Tensor) -> torch.Tensor:
+    """The nearest matrix with orthonormal columns, by the singular value decomposition."""
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    return u @ v

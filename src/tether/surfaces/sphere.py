@@ -1,0 +1,96 @@
+"""Sphere: the incoming weights of every unit bounded in norm, by a slack variable per unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tether.surfaces.circle import fits, positive, shown
+from tether.surfaces.surface import Surface, SurfaceError
+
+__all__ = ["Sphere"]
+
+
+class Sphere(Surface):
+    """Each output row on a sphere with its slack (4.3): |row|² + ξ² = r², so that |row| ≤ r.
+
+    A point is the rows with their slack appended, q of shape (…, rows, columns + 1); conv weights are flattened to
+    rows. Geodesics are great circles.
+
+    Args:
+        radius: a number, or a tensor with one radius per row.
+        slack: False leaves out ξ: every row has norm r exactly.
+    """
+
+    def __init__(self, radius: float | torch.Tensor = 1.0, slack: bool = True) -> None:
+        self.radius = positive("Sphere", radius)
+        self.slack = slack
+
+    def __repr__(self) -> str:
+        return f"Sphere({shown(self.radius)}{'' if self.slack else ', slack=False'})"
+
+    def r(self, q: torch.Tensor) -> torch.Tensor | float:
+        return self.radius.to(q).unsqueeze(-1) if isinstance(self.radius, torch.Tensor) else self.radius
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        if len(shape) < 2:
+            raise SurfaceError(
+                f"{self!r} on {name!r}: a parameter of shape {tuple(shape)} has no rows; constrain weights, e.g. "
+                "Part('*.weight', on=...), and leave biases free"
+            )
+        fits(self, name, shape, self.radius, shape[:1])
+
+    def dimension(self, shape: Sequence[int]) -> int:
+        return math.prod(shape) - (0 if self.slack else shape[0])
+
+    def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows too long are shortened to just below r, where ξ > 0 lets them move in all directions."""
+        rows = θ.flatten(2)
+        r, norm = self.r(rows), torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        if not self.slack:
+            north = torch.zeros_like(rows)
+            north[..., 0] = 1.0
+            return r * torch.where(norm > 0, rows / norm.clamp_min(torch.finfo(rows.dtype).tiny), north)
+        rows = rows * (r * (1 - 1e-3) / norm.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
+        ξ = (r * r - rows.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
+        return self.normalise(torch.cat((rows, ξ), dim=-1))
+
+    def normalise(self, q: torch.Tensor) -> torch.Tensor:
+        return q * (self.r(q) / torch.linalg.vector_norm(q, dim=-1, keepdim=True))
+
+    def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return (q[..., :-1] if self.slack else q).reshape(-1, *shape)
+
+    def embed(self, q: torch.Tensor, θ: torch.Tensor | None = None) -> torch.Tensor:
+        if θ is None:
+            return q
+        return torch.cat((θ.flatten(2), q[..., -1:]), dim=-1) if self.slack else θ.flatten(2)
+
+    def lift(self, v: torch.Tensor) -> torch.Tensor:
+        rows = v.flatten(2)
+        return torch.nn.functional.pad(rows, (0, 1)) if self.slack else rows
+
+    def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """Orthogonal projection: along the radius."""
+        return self.normalise(point)
+
+    def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """v − q (q·v)/r²."""
+        r = self.r(q)
+        return v - q * ((q * v).sum(-1, keepdim=True) / (r * r))
+
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Great circle: rotation in the plane of q and p by |p|h/r."""
+        r, speed = self.r(q), torch.linalg.vector_norm(p, dim=-1, keepdim=True)
+        angle = speed * (h / r)
+        cosine, sine = torch.cos(angle), torch.sin(angle)
+        along = h * torch.sinc(angle / math.pi)  # r sin(angle)/speed, also at rest
+        moved = self.normalise(cosine * q + along * p)
+        turned = cosine * p - sine * (speed / r) * q
+        return moved, self.tangent(moved, turned)
+
+    def violation(self, point: torch.Tensor) -> torch.Tensor:
+        r = self.r(point)
+        return (point.square().sum(-1, keepdim=True) - r * r).abs().amax() if point.numel() else point.new_zeros(())

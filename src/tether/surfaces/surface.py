@@ -1,0 +1,70 @@
+"""What a surface is: the maps that turn a free dynamics into one that stays on Σ.
+
+A surface acts on a stack of tensors of one shape, the first axis running over them. Each keeps a point q of Σ in
+coordinates of its own choice (`place` makes it, `lower` gives the parameter back) and momenta p in the cotangent
+space there. Vectors of the surrounding space, such as gradients and noise, come in through `tangent`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["Surface", "SurfaceError"]
+
+
+class SurfaceError(ValueError):
+    """A surface that cannot be, or a parameter that it cannot hold."""
+
+
+class Surface(ABC):
+    """A constraint manifold Σ, for a stack of tensors."""
+
+    slack: bool = False  # does a point hold more than the parameter, so that it must be kept as state?
+    together: bool = False  # does it take all parameters of a part as one?
+
+    def bind(self, shapes: Sequence[Sequence[int]]) -> Surface:
+        """The surface for parameters of these shapes."""
+        return self
+
+    @abstractmethod
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Raise unless a parameter of this shape can lie on the surface."""
+
+    @abstractmethod
+    def dimension(self, shape: Sequence[int]) -> int:
+        """Degrees of freedom of one tensor: coordinates minus constraints."""
+
+    @abstractmethod
+    def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
+        """A point of Σ to start from, near the parameters; `normals` where the start is random."""
+
+    @abstractmethod
+    def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """The parameters at a point."""
+
+    @abstractmethod
+    def embed(self, q: torch.Tensor, θ: torch.Tensor | None = None) -> torch.Tensor:
+        """The point in the surrounding space; with θ, that of these parameters and the slack of q."""
+
+    @abstractmethod
+    def lift(self, v: torch.Tensor) -> torch.Tensor:
+        """A vector in parameter space, such as a gradient, as one of the surrounding space."""
+
+    @abstractmethod
+    def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """The point of Σ that belongs to a point near it, reached by a step from `start`."""
+
+    @abstractmethod
+    def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Π: the part of a vector of the surrounding space that lies along Σ."""
+
+    @abstractmethod
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The letter A: dq = p dt along Σ for a time h."""
+
+    @abstractmethod
+    def violation(self, point: torch.Tensor) -> torch.Tensor:
+        """The largest |g| at a point of the surrounding space."""

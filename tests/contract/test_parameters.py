@@ -1,0 +1,348 @@
+"""Every method on every kind of parameter: dtypes, frozen, unused, tied, odd shapes and layouts, odd gradients."""
+
+import copy
+import math
+
+import pytest
+import torch
+from rows import ROWS, assert_same, batch, every_method, network, push, snapshot, train
+from torch import nn
+
+from tether import native
+
+
+def loss_of(model):
+    """The loss on twenty batches that training does not see."""
+    batches = [batch(10_000 + i, next(model.parameters()).dtype) for i in range(20)]
+    with torch.no_grad():
+        return sum(float((model(x) - y).square().mean()) for x, y in batches)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_it_trains_in_every_dtype(name, dtype):
+    model = network(dtype=dtype)
+    opt = ROWS[name].build(model, lr=0.2)
+    before = loss_of(model)
+    train(model, opt, 60)
+    assert loss_of(model) < 0.9 * before
+    for param in model.parameters():
+        assert param.dtype is dtype
+        assert param.isfinite().all()
+        for key, value in opt.state[param].items():
+            assert value.dtype is dtype or key == "step"  # torch leaves the dtype of this key alone
+            assert value.isfinite().all()
+
+
+class Mixed(nn.Module):
+    """Layers of three precisions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 8, dtype=torch.bfloat16)
+        self.second = nn.Linear(8, 8, dtype=torch.float32)
+        self.third = nn.Linear(8, 1, dtype=torch.float64)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x.bfloat16())).float()
+        return self.third(torch.tanh(self.second(x)).double())
+
+
+@every_method
+@pytest.mark.parametrize("foreach", [True, False])
+def test_mixed_dtypes_in_one_model(name, foreach):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Mixed()
+    dtypes = [param.dtype for param in model.parameters()]
+    opt = ROWS[name].build(model, lr=0.2, foreach=foreach)
+    before = loss_of(model)
+    train(model, opt, 60)
+    assert loss_of(model) < 0.9 * before
+    assert [param.dtype for param in model.parameters()] == dtypes
+    for param in model.parameters():
+        assert all(value.dtype is param.dtype for key, value in opt.state[param].items() if key != "step")
+
+
+@every_method
+@pytest.mark.parametrize("path", ["no compiler", "tensor by tensor"])
+def test_all_paths_agree(name, path, monkeypatch):
+    fast, other = network(dtype=torch.float64), network(dtype=torch.float64)
+    train(fast, ROWS[name].build(fast, weight_decay=0.1), 10)
+    if path == "no compiler":
+        monkeypatch.setattr(native, "serves", lambda dtype, device: False)
+    train(other, ROWS[name].build(other, weight_decay=0.1, foreach=path == "no compiler"), 10)
+    for x, y in zip(fast.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-13)
+
+
+@every_method
+def test_frozen_parameters_are_left_alone(name):
+    model = network()
+    model[0].bias.requires_grad_(False)
+    opt = ROWS[name].build(model)
+    train(model, opt, 3)
+    model[2].weight.requires_grad_(False)  # and frozen on the way
+    model[2].weight.grad = None
+    frozen = model[2].weight.clone()
+    train(model, opt, 3, start=3)
+    assert torch.equal(model[0].bias, network()[0].bias)
+    assert model[0].bias not in opt.state
+    assert torch.equal(model[2].weight, frozen)
+    assert not torch.equal(model[0].weight, network()[0].weight)
+
+
+@every_method
+@pytest.mark.parametrize("missing", ["0.weight", "2.bias"])
+def test_a_parameter_without_gradient_stands_still_and_disturbs_nobody(name, missing):
+    # coupling=0 holds the thermostat, which others share, so that theirs must be the very same steps
+    model, twin = network(), network()
+    opt, other = (ROWS[name].build(m, coupling=0.0) for m in (model, twin))
+    push(model, opt, steps=2)
+    push(twin, other, steps=2)
+    before = snapshot(model, opt)
+    push(model, opt, without=missing)
+    push(twin, other)
+    after = snapshot(model, opt)
+    for key in before:
+        if key.endswith(missing):
+            assert torch.equal(before[key], after[key])
+    push(model, opt, steps=2)
+    push(twin, other, steps=2)
+    for key, param in model.named_parameters():
+        if key != missing:
+            torch.testing.assert_close(param, twin.get_parameter(key), rtol=0, atol=1e-6)
+
+
+@every_method
+def test_a_first_gradient_that_comes_late(name):
+    model, twin = network(), network()
+    opt, other = (ROWS[name].build(m, coupling=0.0) for m in (model, twin))
+    push(model, opt, steps=3, without="0.bias")
+    assert "momentum" not in opt.state.get(model[0].bias, {})
+    assert torch.equal(model[0].bias, network()[0].bias)
+    push(model, opt, steps=3)
+    push(twin, other, steps=6)
+    assert not torch.equal(model[0].bias, network()[0].bias)
+    for key, param in model.named_parameters():
+        if key != "0.bias":
+            torch.testing.assert_close(param, twin.get_parameter(key), rtol=0, atol=1e-6)
+
+
+@every_method
+def test_no_gradient_at_all(name):
+    model = network()
+    opt = ROWS[name].build(model)
+    opt.step(lambda: torch.zeros(()))
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), network().parameters(), strict=True))
+
+
+class Odd(nn.Module):
+    """0-dimensional, empty, transposed, strided and channels-last parameters; `plain` makes all contiguous."""
+
+    def __init__(self, plain):
+        super().__init__()
+        self.inner, self.outer = nn.Module(), nn.Module()
+        self.inner.scalar = nn.Parameter(torch.tensor(0.5))
+        self.inner.empty = nn.Parameter(torch.empty(0, 3))
+        self.inner.transposed = nn.Parameter(torch.linspace(-1, 1, 48).view(8, 6).t())
+        self.inner.strided = nn.Parameter(torch.linspace(-1, 1, 48).view(24, 2)[:, 0])
+        kernel = torch.linspace(-1, 1, 48).view(2, 2, 3, 4)
+        self.outer.kernel = nn.Parameter(kernel.contiguous(memory_format=torch.channels_last))
+        self.outer.scalar = nn.Parameter(torch.tensor(-0.5))
+        self.outer.empty = nn.Parameter(torch.empty(0))
+        if plain:
+            for param in self.parameters():
+                param.data = param.data.contiguous()
+
+
+@every_method
+@pytest.mark.parametrize("foreach", [True, False])
+def test_layout_does_not_matter(name, foreach):
+    odd, plain = Odd(plain=False), Odd(plain=True)
+    assert not odd.inner.transposed.is_contiguous()
+    assert not odd.outer.kernel.is_contiguous()
+    strides = [param.stride() for param in odd.parameters()]
+    for model in (odd, plain):
+        push(model, ROWS[name].build(model, foreach=foreach, weight_decay=0.1), steps=4)
+    for (key, x), y in zip(odd.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")
+    assert [param.stride() for param in odd.parameters()] == strides
+    assert not torch.equal(odd.inner.scalar, torch.tensor(0.5))
+
+
+@every_method
+def test_a_gradient_may_be_laid_out_differently_from_its_parameter(name):
+    model, plain = network(), network()
+    opt, other = (ROWS[name].build(m) for m in (model, plain))
+
+    def closure_for(net, optimizer, transposed):
+        x, y = batch(0)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            if transposed:
+                weight = net[0].weight
+                weight.grad = weight.grad.t().contiguous().t()
+                assert not weight.grad.is_contiguous()
+            return loss
+
+        return closure
+
+    for _ in range(3):
+        opt.step(closure_for(model, opt, True))
+        other.step(closure_for(plain, other, False))
+    for x, y in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+@every_method
+def test_a_channels_last_network_trains_like_a_contiguous_one(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 1, 3))
+        images = torch.randn(4, 2, 6, 6)
+    twin = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    for net, x in ((model, images), (twin, images.contiguous(memory_format=torch.channels_last))):
+        opt = ROWS[name].build(net)
+
+        def closure(net=net, opt=opt, x=x):
+            opt.zero_grad()
+            loss = (net(x) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            opt.step(closure)
+    assert twin[0].weight.is_contiguous(memory_format=torch.channels_last)
+    for x, y in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=2e-6)
+
+
+class Three(nn.Module):
+    """Three square layers, the second perhaps sharing the weight of the first."""
+
+    def __init__(self, tied):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        if tied:
+            self.b.weight = self.a.weight
+
+
+@every_method
+def test_a_tied_parameter_moves_once_per_step(name):
+    tied, free = Three(tied=True), Three(tied=False)
+    free.b.weight.requires_grad_(False)
+    shared = ROWS[name].build(tied, coupling=0.0)
+    names = [key for group in shared.param_groups for key in group["param_names"]]
+    assert sorted(names) == ["a.bias", "a.weight", "b.bias", "c.bias", "c.weight"]
+    apart = ROWS[name].build(free, coupling=0.0)
+    for model, opt in ((tied, shared), (free, apart)):
+
+        def closure(model=model):
+            for param in model.parameters():
+                param.grad = torch.full_like(param, 0.1) if param.requires_grad else None
+            return torch.zeros(())
+
+        for _ in range(3):
+            opt.step(closure)
+    assert tied.b.weight is tied.a.weight
+    for key, param in tied.named_parameters():
+        torch.testing.assert_close(param, free.get_parameter(key), rtol=0, atol=1e-6)
+
+
+@every_method
+@pytest.mark.parametrize("scale", [1e15, 1e-38, 1e-44])
+def test_huge_and_tiny_gradients_keep_everything_finite(name, scale):
+    model = network()
+    opt = ROWS[name].build(model)
+    push(model, opt, scale=scale, steps=4)
+    for key, value in snapshot(model, opt).items():
+        assert value.double().isfinite().all(), key
+    if not ROWS[name].noisy and scale < 1:
+        assert all(torch.equal(x, y) for x, y in zip(model.parameters(), network().parameters(), strict=True))
+
+
+@every_method
+def test_a_finite_gradient_whose_sum_overflows_is_finite(name):
+    model = network()
+    start = snapshot(model, ROWS[name].build(model))
+    opt = ROWS[name].build(model, lr=1e-3, on_nonfinite="raise")
+    push(model, opt, scale=1.5e38)  # float32 ends at 3.4e38: each is finite, their sum is not
+    assert model[0].weight.grad.abs().sum() == math.inf
+    for key, param in model.named_parameters():
+        assert not param.isnan().any()
+        assert not torch.equal(param, start[f"θ {key}"])
+
+
+@every_method
+def test_autograd_sees_that_the_parameters_changed(name):
+    # A backward pass through weights that were moved after its forward pass must raise, as with torch's own.
+    model = network()
+    opt = ROWS[name].build(model)
+    train(model, opt, 2)
+    versions = [param._version for param in model.parameters()]
+    x, y = batch(0)
+    loss = (model(x) - y).square().mean()
+    push(model, opt)
+    assert all(param._version > old for param, old in zip(model.parameters(), versions, strict=True))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@every_method
+def test_parameters_whose_memory_was_replaced(name):
+    model, twin = network(), network()
+    opt, other = (ROWS[name].build(m) for m in (model, twin))
+    train(model, opt, 2)
+    train(twin, other, 2)
+    old = [param.data for param in model.parameters()]
+    kept = [data.clone() for data in old]
+    for param in model.parameters():
+        param.data = param.data.clone()
+    train(model, opt, 3, start=2)
+    train(twin, other, 3, start=2)
+    assert_same(snapshot(model, opt), snapshot(twin, other))
+    assert all(torch.equal(x, y) for x, y in zip(old, kept, strict=True))
+
+
+@every_method
+def test_a_model_whose_dtype_changes_on_the_way(name):
+    # torch's optimizers go on, with momenta in the old precision; here the run must go on and make sense.
+    model, twin = network(), network(dtype=torch.float64)
+    opt, other = (ROWS[name].build(m) for m in (model, twin))
+    for net, optimizer in ((model, opt), (twin, other)):
+        for group in optimizer.param_groups:
+            group["temperature"] = group["noise"] = 0.0
+        train(net, optimizer, 3)
+    model.double()
+    opt.zero_grad()
+    for net, optimizer in ((model, opt), (twin, other)):
+        train(net, optimizer, 3, start=3)
+    for x, y in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@every_method
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="a gradient has its parameter's dtype")
+def test_a_gradient_of_another_dtype(name):
+    model, twin = network(), network()
+    for param in model.parameters():
+        param.grad_dtype = torch.float64
+    opt, other = (ROWS[name].build(m) for m in (model, twin))
+
+    for _ in range(3):
+        opt.step(lambda: push_gradients(model, torch.float64))
+        other.step(lambda: push_gradients(twin, torch.float32))
+    for x, y in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+def push_gradients(model, dtype):
+    for param in model.parameters():
+        param.grad = torch.linspace(-1, 1, param.numel(), dtype=dtype).view(param.shape)
+    return torch.zeros(())
