@@ -3,6 +3,7 @@
 from itertools import pairwise
 from math import inf, nan
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -270,6 +271,12 @@ def test_a_value_for_each_layer_or_one_for_all(field, count):
 def test_a_friction_that_is_no_number_is_named(value):
     with pytest.raises(TypeError, match=r"friction=.* is not a number"):
         methods.langevin_in_layers(network(), friction=value)
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
+def test_the_values_may_be_an_array(kind):
+    opt = methods.langevin_in_layers(network(), friction=kind([0.125, 1.0, 8.0]))
+    assert [group["friction"] for group in opt.param_groups] == [0.125, 1.0, 8.0]
 
 
 def test_one_value_for_all_may_be_a_tensor():

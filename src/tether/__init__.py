@@ -5,6 +5,7 @@ letters.
 """
 
 from tether import data, letters, methods, noise, surfaces, words
+from tether.constrain import constrain, decay_groups, orthogonal_penalty
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.schedule import Schedule
@@ -20,10 +21,13 @@ __all__ = [
     "Part",
     "Schedule",
     "Sphere",
+    "constrain",
     "data",
+    "decay_groups",
     "letters",
     "methods",
     "noise",
+    "orthogonal_penalty",
     "surfaces",
     "words",
 ]

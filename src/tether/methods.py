@@ -10,34 +10,45 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from math import inf
 from typing import Any, TypeVar
 
 import torch
 
 from tether.optimizer import Optimizer
-from tether.part import Part, number
+from tether.part import Part, matches, number
+from tether.surfaces import Circle, Orthogonal, Sphere, Surface
 
 __all__ = [
     "adaptive_langevin",
     "adlala",
+    "circle_cola_od",
+    "circle_cola_ud",
     "citation",
     "dhsgd",
     "dhsgd_contractive",
     "langevin",
     "langevin_in_layers",
     "lol",
+    "orthogonal_cola_od",
+    "orthogonal_cola_ud",
     "sgd",
     "sgld",
+    "sphere_cola_od",
+    "sphere_cola_ud",
 ]
 
 PARTITIONED = (
     "B. Leimkuhler, C. Matthews, T. Vlaar. Partitioned integrators for thermodynamic parameterization of neural "
     "networks. Foundations of Data Science 1 (2019)"
 )
+CONSTRAINED = (
+    "B. Leimkuhler, T. Vlaar, T. Pouchon, A. Storkey. Better training using weight-constrained stochastic dynamics. "
+    "ICML 2021"
+)
 CITATIONS: dict[str, str] = {}
 
+Radius = float | torch.Tensor | Sequence[float]
 Method = TypeVar("Method", bound=Callable[..., Optimizer])
 
 
@@ -224,6 +235,128 @@ def adlala(
     return Optimizer(model, [last, *inner], lr=lr, **options)
 
 
+@cites(CONSTRAINED)
+def circle_cola_od(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    radius: Radius = 1.0,
+    temperature: float = 0.0,
+    free: Sequence[str] = (),
+    **options: Any,
+) -> Optimizer:
+    """c-CoLA-od (4.47): overdamped Langevin with every weight bounded, |θ| ≤ r.
+
+    `radius` is a number, or one per weight layer from input to output; `free` are globs of weights left free. Biases
+    and the parameters of norm layers are free.
+    """
+    parts = _constrained(model, Circle, radius, free)
+    return Optimizer(model, parts, lr=lr, word="X", temperature=temperature, **options)
+
+
+@cites(CONSTRAINED)
+def circle_cola_ud(
+    model: torch.nn.Module,
+    lr: float = 0.3,
+    friction: float = 1.0,
+    radius: Radius = 1.0,
+    temperature: float = 0.0,
+    free: Sequence[str] = (),
+    word: str = "OBA",
+    **options: Any,
+) -> Optimizer:
+    """c-CoLA-ud (4.48): Langevin dynamics with every weight bounded; see `circle_cola_od`."""
+    parts = _constrained(model, Circle, radius, free)
+    return Optimizer(model, parts, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+@cites(CONSTRAINED)
+def sphere_cola_od(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    radius: Radius = 1.0,
+    temperature: float = 0.0,
+    free: Sequence[str] = (),
+    **options: Any,
+) -> Optimizer:
+    """Overdamped Langevin with the incoming weights of every unit bounded in norm (4.3); see `circle_cola_od`."""
+    parts = _constrained(model, Sphere, radius, free)
+    return Optimizer(model, parts, lr=lr, word="X", temperature=temperature, **options)
+
+
+@cites(CONSTRAINED)
+def sphere_cola_ud(
+    model: torch.nn.Module,
+    lr: float = 0.3,
+    friction: float = 1.0,
+    radius: Radius = 1.0,
+    temperature: float = 0.0,
+    free: Sequence[str] = (),
+    word: str = "OBA",
+    **options: Any,
+) -> Optimizer:
+    """Langevin dynamics with the incoming weights of every unit bounded in norm (4.3); see `circle_cola_od`."""
+    parts = _constrained(model, Sphere, radius, free)
+    return Optimizer(model, parts, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+@cites(CONSTRAINED)
+def orthogonal_cola_od(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    temperature: float = 0.0,
+    free: Sequence[str] = (),
+    start: str = "random",
+    **options: Any,
+) -> Optimizer:
+    """o-CoLA-od (4.53–4.55): overdamped Langevin with orthogonal weights.
+
+    `free` are globs of weights left free, e.g. those of the input and output layers, as in Figure 4.4; `start` is
+    "random" as in the paper, or "project" for trained weights. Biases and norm layers are free.
+    """
+    parts = _constrained(model, Orthogonal, None, free, start=start)
+    return Optimizer(model, parts, lr=lr, word="X", temperature=temperature, **options)
+
+
+@cites(CONSTRAINED)
+def orthogonal_cola_ud(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    friction: float = 0.5,
+    temperature: float = 0.0,
+    free: Sequence[str] = (),
+    start: str = "random",
+    word: str = "OBA",
+    **options: Any,
+) -> Optimizer:
+    """o-CoLA-ud (4.57): Langevin dynamics with orthogonal weights; see `orthogonal_cola_od`."""
+    parts = _constrained(model, Orthogonal, None, free, start=start)
+    return Optimizer(model, parts, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+def _constrained(
+    model: torch.nn.Module, surface: Callable[..., Surface], radius: Radius | None, free: Sequence[str], **fields: Any
+) -> list[Part]:
+    """A part for the weights, or one for each where there are several radii, and one for the rest."""
+    if isinstance(free, str):
+        raise TypeError(f"free={free!r} must be a list of globs, e.g. free=[{free!r}]")
+    named = [(name, param.dim()) for name, param in model.named_parameters()]
+    for where in free:
+        if not any(matches(name, where) for name, _ in named):
+            raise ValueError(f"free={where!r} matches no parameter")
+    weights = [name for name, dim in named if dim > 1 and not any(matches(name, where) for where in free)]
+    if not weights:
+        raise ValueError("no weights to constrain: no parameter with two dimensions or more is not free")
+    literal = [glob.escape(name) for name in weights]
+    if isinstance(radius, Sequence):
+        if len(radius) != len(weights):
+            raise ValueError(f"radius has {len(radius)} values for the {len(weights)} weights {', '.join(weights)}")
+        parts = [Part(where, on=surface(r, **fields)) for where, r in zip(literal, radius, strict=True)]
+    else:
+        on = surface(**fields) if radius is None else surface(radius, **fields)
+        parts = [Part("|".join(literal), on=on)]
+    return [*parts, Part("*")] if len(weights) < len(named) else parts
+
+
 def _layers(model: torch.nn.Module) -> list[str]:
     """Modules that hold parameters of their own, in order of first use."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters()))
@@ -237,7 +370,7 @@ def _glob(layer: str) -> str:
 def _narrow_first(parts: list[Part]) -> list[Part]:
     """A layer inside a layer must come before it, since the first match wins; else the order stays."""
     order = {part.where: i for i, part in enumerate(parts)}
-    inside = {part.where: [q for q in order if q != part.where and fnmatchcase(q, part.where)] for part in parts}
+    inside = {part.where: [q for q in order if q != part.where and matches(q, part.where)] for part in parts}
     return sorted(parts, key=lambda part: max([order[part.where], *(order[q] + 0.5 for q in inside[part.where])]))
 
 
@@ -262,7 +395,7 @@ def _per_layer(name: str, value: Any, layers: list[str]) -> list[float]:
 
 def _thermostats(model: torch.nn.Module, per: str, taken: Part | None = None, **fields: Any) -> list[Part]:
     """One part, and so one thermostat, for each tensor, layer or the whole model; `taken` parameters apart."""
-    names = [name for name, _ in model.named_parameters() if not (taken and fnmatchcase(name, taken.where))]
+    names = [name for name, _ in model.named_parameters() if not (taken and matches(name, taken.where))]
     wheres = {
         "tensor": [glob.escape(name) for name in names],
         "layer": list(dict.fromkeys(_glob(name.rpartition(".")[0]) for name in names)),

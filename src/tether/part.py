@@ -42,7 +42,8 @@ class Part:
     A field left at None takes the optimizer's value.
 
     Args:
-        where: glob on parameter names, e.g. ``"0.*"`` or ``"*.weight"``; the first match wins.
+        where: glob on parameter names, e.g. ``"0.*"`` or ``"*.weight"``, or several joined by ``|``; the first part that
+            matches wins.
         word: the dynamics, e.g. ``"X"`` (SGD, SGLD), ``"BAOAB"`` (Langevin), ``"BACDEDCAB"`` (adaptive).
         on: the surface the parameters stay on, e.g. ``tether.Orthogonal()``; `Free` is none.
         lr: step size h.
@@ -137,6 +138,11 @@ def known_fields(names: Iterable[str], caller: str) -> None:
             raise TypeError(f"{caller}: unknown field {name!r}{hint}")
 
 
+def matches(name: str, where: str) -> bool:
+    """Does one of the globs in `where`, joined by ``|``, match the name?"""
+    return any(fnmatchcase(name, glob) for glob in where.split("|"))
+
+
 def match(named: Named, parts: Sequence[Part]) -> list[Named]:
     """Give each parameter to the first part whose glob matches its name.
 
@@ -146,7 +152,7 @@ def match(named: Named, parts: Sequence[Part]) -> list[Named]:
     taken: list[Named] = [[] for _ in parts]
     for name, parameter in named:
         for part, mine in zip(parts, taken, strict=True):
-            if fnmatchcase(name, part.where):
+            if matches(name, part.where):
                 mine.append((name, parameter))
                 break
         else:
@@ -157,7 +163,7 @@ def match(named: Named, parts: Sequence[Part]) -> list[Named]:
                 )
     for part, mine in zip(parts, taken, strict=True):
         if not mine:
-            hit = [name for name, _ in named if fnmatchcase(name, part.where)]
+            hit = [name for name, _ in named if matches(name, part.where)]
             why = (
                 f"an earlier part takes all it matches ({', '.join(hit[:3])}): put the narrower part first"
                 if hit

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from numbers import Real
 from typing import Any
 
 import torch
 
 from tether.optimizer import Optimizer
-from tether.part import NUMERIC, number
+from tether.part import NUMERIC, matches, number
 
 __all__ = ["Schedule"]
 
@@ -36,7 +35,7 @@ class Schedule:
             raise ValueError(f"cannot schedule {field!r}; numeric fields of a part are {', '.join(NUMERIC)}")
         self.optimizer, self.field, self.factor = optimizer, field, factor
         labels = [group["where"] for group in optimizer.param_groups]
-        self.parts = [i for i, label in enumerate(labels) if where == label or fnmatchcase(label, where)]
+        self.parts = [i for i, label in enumerate(labels) if where == label or matches(label, where)]
         if not self.parts:
             raise ValueError(f"no part is called {where!r}; parts are {', '.join(map(repr, labels))}")
         self.start = [float(optimizer.param_groups[i][field]) for i in self.parts]

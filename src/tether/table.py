@@ -30,6 +30,7 @@ def table(
         needs = parse(group["word"]).needs
         numbers = [_number(group[field]) if symbol in needs else "·" for _, field, symbol in COLUMNS]
         on = "·" if group["on"] == "Free()" else group["on"]
+        label = label if len(label) <= 32 or "|" not in label else f"{label.split('|')[0]}|…|{label.split('|')[-1]}"
         rows.append([label, f"{sum(p.numel() for p in group['params']):,}", group["word"], on, *numbers])
     used = [i for i in range(len(rows[0])) if i < 3 or any(row[i] not in ("·", "0") for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in used]

@@ -64,6 +64,9 @@ class Circle(Surface):
         """The component along the circle, cos q v_θ − sin q v_ξ."""
         return torch.cos(q) * v[..., 0] - torch.sin(q) * v[..., 1]
 
+    def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return torch.cos(q) * self.tangent(q, v)
+
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
         turned = q + (h / self.r(q)) * p

@@ -61,6 +61,10 @@ class Surface(ABC):
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Π: the part of a vector of the surrounding space that lies along Σ."""
 
+    def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """The part along Σ of a vector of the surrounding space, seen in parameter space."""
+        return self.lower(self.tangent(q, v), shape)
+
     @abstractmethod
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The letter A: dq = p dt along Σ for a time h."""

@@ -1,0 +1,116 @@
+"""Constraints for any torch optimizer, and the soft counterparts that the papers compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tether.constrained import Stack, stacks
+from tether.part import matches
+from tether.surfaces import Surface
+
+__all__ = ["constrain", "decay_groups", "orthogonal_penalty"]
+
+# what torch's optimizers call the momentum they keep; second moments are no vectors and stay
+MOMENTA = ("momentum_buffer", "exp_avg")
+
+
+def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface]) -> torch.optim.Optimizer:
+    """Keep the parameters of any torch optimizer on surfaces, in place; returns the optimizer.
+
+    After each of its steps the parameters are projected back and its momentum into the tangent space there. Schedulers
+    and checkpoints go on working; slack variables are kept in the optimizer's state.
+
+    >>> from tether.surfaces import Orthogonal
+    >>> model = torch.nn.Linear(4, 4)
+    >>> opt = torch.optim.AdamW(model.named_parameters(), lr=0.1)
+    >>> opt = constrain(opt, {"weight": Orthogonal()})
+
+    Args:
+        optimizer: built from ``named_parameters()``, so that globs can find its parameters.
+        surfaces: glob on parameter names → surface; the first match wins.
+    """
+    chosen: dict[str, tuple[Surface, list[torch.Tensor], list[str]]] = {}
+    for where, surface in surfaces.items():
+        if not isinstance(surface, Surface):
+            raise TypeError(f"{where!r}: {surface!r} is no surface, e.g. tether.Orthogonal()")
+        chosen[where] = (surface, [], [])
+    for group in optimizer.param_groups:
+        if "param_names" not in group:
+            raise ValueError("parameters are found by name: build the optimizer from model.named_parameters()")
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            for where, (surface, params, names) in chosen.items():
+                if matches(name, where):
+                    surface.check(name, param.shape)
+                    params.append(param)
+                    names.append(name)
+                    break
+    for where, (_, params, _) in chosen.items():
+        if not params:
+            raise ValueError(f"{where!r} matches no parameter of the optimizer")
+
+    with torch.no_grad():
+        for surface, params, names in chosen.values():
+            for mine, labels in stacks(params, names, surface):
+                stack = Stack(mine, labels, surface)
+                stack.scatter(stack.surface.lower(stack.place(0), stack.shape), mine)
+    before: dict[str, list[tuple[Stack, torch.Tensor]]] = {}
+
+    @torch.no_grad()
+    def remember(opt: torch.optim.Optimizer, *_: Any) -> None:
+        """Where the step starts: projections go along the normals there."""
+        for where, (surface, params, names) in chosen.items():
+            moving = [(p, n) for p, n in zip(params, names, strict=True) if p.grad is not None]
+            found = stacks([p for p, _ in moving], [n for _, n in moving], surface)
+            stacked = [Stack(mine, labels, surface) for mine, labels in found]
+            before[where] = [(stack, stack.point(opt.state)) for stack in stacked]
+
+    @torch.no_grad()
+    def project(opt: torch.optim.Optimizer, *_: Any) -> None:
+        """Back onto Σ, momentum along it."""
+        for stack, q in (entry for entries in before.values() for entry in entries):
+            surface = stack.surface
+            q = surface.project(surface.embed(q, stack.gather(stack.params)), q)
+            stack.scatter(surface.lower(q, stack.shape), stack.params)
+            for i, owner in enumerate(stack.owners()):
+                if surface.slack:
+                    opt.state[owner]["point"] = q[i].clone()
+            for key in MOMENTA:
+                held = [opt.state[param].get(key) for param in stack.params]
+                if all(isinstance(m, torch.Tensor) for m in held):
+                    flat = surface.along(q, surface.lift(stack.gather(held)), stack.shape)
+                    stack.scatter(flat, held)
+        before.clear()
+
+    optimizer.register_step_pre_hook(remember)
+    optimizer.register_step_post_hook(project)
+    return optimizer
+
+
+def orthogonal_penalty(model: torch.nn.Module, where: str = "*.weight") -> torch.Tensor:
+    """Σ ‖QᵀQ − I‖² over the matching weight matrices, Q the tall one of W and Wᵀ: the soft counterpart of `Orthogonal`.
+
+    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05.
+    """
+    total: torch.Tensor | None = None
+    for name, param in model.named_parameters():
+        if param.dim() > 1 and matches(name, where):
+            m = param.flatten(1)
+            m = m if m.shape[0] >= m.shape[1] else m.mT
+            term = (m.mT @ m - torch.eye(m.shape[1], dtype=m.dtype, device=m.device)).square().sum()
+            total = term if total is None else total + term
+    if total is None:
+        raise ValueError(f"{where!r} matches no weight matrix of the model")
+    return total
+
+
+def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Param groups with weight decay on weights and none on biases and norm layers, for any optimizer."""
+    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    groups = [
+        {"params": [(n, p) for n, p in named if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [(n, p) for n, p in named if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
