@@ -3,6 +3,8 @@
 A is the surface's own drift. A letter that changes momenta sees the gradient and the noise through Π, which leaves p in
 the cotangent space because the letter is linear. A letter that moves the parameters without momenta (X) is taken in
 the surrounding space and projected. Every word works on every surface that way; nothing here knows which it is.
+
+Circles and spheres have a compiled path as well, which takes a whole word through memory once.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import Any
 
 import torch
 
+from tether import native
 from tether.letters import LETTERS, Letter
-from tether.motion import coefficients
+from tether.motion import Terms, coefficients
 from tether.noise import Normals
 from tether.surfaces import Surface
 from tether.words import Beat
@@ -22,6 +25,7 @@ from tether.words import Beat
 __all__ = ["Constrained", "Stack", "stacks"]
 
 Tensors = list[torch.Tensor]
+Name = tuple[int, int, int]  # of a draw: seed, step, number of the draw
 
 
 def stacks(params: Tensors, names: list[str], surface: Surface) -> list[tuple[Tensors, list[str]]]:
@@ -36,7 +40,7 @@ def stacks(params: Tensors, names: list[str], surface: Surface) -> list[tuple[Te
 
 
 class Stack:
-    """Parameters of one shape on a surface, with their points and momenta in one tensor each."""
+    """Parameters of one shape on a surface."""
 
     def __init__(self, params: Tensors, names: list[str], surface: Surface) -> None:
         self.params, self.names = params, names
@@ -54,25 +58,29 @@ class Stack:
             return torch.cat([x.detach().flatten() for x in tensors]).to(self.wide).unsqueeze(0)
         return torch.stack([x.detach() for x in tensors]).to(self.wide)
 
-    def scatter(self, values: torch.Tensor, params: Tensors) -> None:
-        """Write a stack back into the parameters."""
-        pieces = values[0].split([p.numel() for p in params]) if self.joint else values  # type: ignore[no-untyped-call]
-        for param, value in zip(params, pieces, strict=True):
-            param.copy_(value.view(param.shape))
-
-    def place(self, seed: int) -> torch.Tensor:
-        """Points of Σ near the parameters; random ones are named by the seed and the parameter."""
-        sizes = [self.params[0].numel()] * len(self.params)
-        offsets = [i * sizes[0] for i in range(len(sizes))]
-        normals = None
-        if not self.joint:
-            drawn = Normals([f"place/{n}" for n in self.names], sizes, offsets, sum(sizes), self.wide, self.device)
-            normals = drawn.draw(seed, 0, 0).view(-1, *self.shape)
-        return self.surface.place(self.gather(self.params), normals)
+    def scatter(self, values: torch.Tensor, tensors: Tensors) -> None:
+        """Write a stack back into such tensors."""
+        if self.joint:
+            pieces = values[0].split([x.numel() for x in tensors])  # type: ignore[no-untyped-call]
+            values = [piece.view(x.shape) for piece, x in zip(pieces, tensors, strict=True)]  # type: ignore[assignment]
+        torch._foreach_copy_(tensors, list(values))
 
     def owners(self) -> Tensors:
         """The parameters that hold state: all, or the first for all that g takes together."""
         return self.params[:1] if self.joint else self.params
+
+    def normals(self, size: int, prefix: str = "") -> Normals:
+        """Normals for each owner, `size` numbers each."""
+        names = [prefix + " ".join(self.names)] if self.joint else [prefix + name for name in self.names]
+        offsets = [i * size for i in range(len(names))]
+        return Normals(names, [size] * len(names), offsets, size * len(names), self.wide, self.device)
+
+    def place(self, seed: int) -> torch.Tensor:
+        """Points of Σ near the parameters; random ones are named by the seed and the parameter."""
+        size = math.prod(self.shape)
+        return self.surface.place(
+            self.gather(self.params), self.normals(size, "place/").draw(seed, 0, 0).view(-1, *self.shape)
+        )
 
     def point(self, state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
         """Saved points where they belong to the parameters as they are, else new ones."""
@@ -88,31 +96,30 @@ class Stack:
 
 
 class Moving(Stack):
-    """A stack with its state, during a run."""
+    """A stack on the move: its points and momenta, one tensor each, with views of them as the optimizer's state."""
 
     def __init__(
         self, params: Tensors, names: list[str], surface: Surface, momenta: bool, state: Mapping[torch.Tensor, Any]
     ) -> None:
         super().__init__(params, names, surface)
         self.q = self.point(state)
-        ambient = self.surface.embed(self.q)
-        size = ambient[0].numel()
-        keys = [" ".join(names)] if self.joint else names
-        offsets = [i * size for i in range(len(keys))]
-        total = size * len(keys)
-        self.normals = Normals(keys, [size] * len(keys), offsets, total, self.wide, self.device)
-        self.normals_shape = ambient.shape
-        owners = self.owners()
+        around = self.surface.embed(self.q)
+        along = self.surface.tangent(self.q, torch.zeros_like(around))
+        # noise for steps of the surrounding space and for momenta; on a curve one number along it will do
+        self.shapes = {"θ": around.shape, "p": along.shape if self.surface.intrinsic else around.shape}
+        self.drawn: dict[tuple[str, int], Normals] = {}
         self.p: torch.Tensor | None = None
         if momenta:
-            self.p = torch.zeros_like(self.surface.tangent(self.q, torch.zeros_like(ambient)))
-            for i, owner in enumerate(owners):
+            self.p = torch.zeros_like(along)
+            for i, owner in enumerate(self.owners()):
                 if "momentum" in state[owner]:
                     self.p[i].copy_(state[owner]["momentum"])
                 state[owner]["momentum"] = self.p[i]
         if self.surface.slack:
-            for i, owner in enumerate(owners):
+            self.q = self.q.contiguous()
+            for i, owner in enumerate(self.owners()):
                 state[owner]["point"] = self.q[i]
+        self.kernel = self.surface.kernel(self.shape) if native.serves(self.dtype, self.device) else None
         self.versions = [param._version for param in params]
         self.g0: torch.Tensor | None = None
 
@@ -123,63 +130,148 @@ class Moving(Stack):
     def begin(self, weight_decay: float, gradient: bool = True) -> None:
         """Take points and gradients as they are now; parameters without a gradient stand still."""
         touched = [param._version for param in self.params] != self.versions
-        if not self.surface.slack:
-            self.q = self.surface.lift(self.gather(self.params))
-        elif touched:  # somebody else has written to the parameters
+        if touched and self.surface.slack:  # somebody else has written to the parameters
             self.q.copy_(self.surface.place(self.gather(self.params)))
         has = [param.grad is not None or not gradient for param in self.params]
         self.active = [] if self.joint and not all(has) else [i for i, yes in enumerate(has) if yes]
         self.every = len(self.active) == len(self.params)
+        self.moving = [self.params[i] for i in self.active]
+        self.grads: Tensors = []
+        if self.active and gradient:
+            self.grads = [param.grad for param in self.moving if param.grad is not None]
+            if weight_decay:
+                self.grads = list(torch._foreach_add(self.grads, self.moving, alpha=weight_decay))
+        fast = self.every and all(x.is_contiguous() and x.dtype is self.dtype for x in (*self.moving, *self.grads))
+        self.fast = self.kernel if fast else None
+        self.updates: list[tuple[native.Op, int]] = []
+        self.force: torch.Tensor | None = None
+        if self.fast is None and self.active:
+            self.load()
+
+    def load(self) -> None:
+        """Points, momenta and gradients in the form that the surface's maps take."""
+        if not self.surface.slack:
+            self.q = self.surface.lift(self.gather(self.params))
         self.x = self.q if self.every else self.q[self.active]
         self.m = self.p if self.every or self.p is None else self.p[self.active]
-        self.force: torch.Tensor | None = None
-        if self.active and gradient:
-            moving = [self.params[i] for i in self.active]
-            g = self.gather([param.grad for param in moving if param.grad is not None])
-            if weight_decay:
-                g = g + weight_decay * self.gather(moving)
-            self.g = self.surface.lift(g)
+        if self.grads:
+            self.g = self.surface.lift(self.gather(self.grads))
 
-    def draw(self, name: tuple[int, int, int]) -> torch.Tensor:
-        R = self.normals.draw(*name).view(self.normals_shape)
-        return R if self.every else R[self.active]
+    def draw(self, target: str, name: Name, buffer: int = 0) -> torch.Tensor:
+        """Normals for all owners in one piece; each buffer holds until its next draw."""
+        if (target, buffer) not in self.drawn:
+            self.drawn[target, buffer] = self.normals(math.prod(self.shapes[target][1:]))
+        return self.drawn[target, buffer].draw(*name).view(self.shapes[target])
 
-    def apply(self, letter: Letter, scalars: dict[str, Any], name: tuple[int, int, int], noisy: bool) -> None:
-        """One letter; without noise R is 0."""
+    def apply(self, letter: Letter, terms: Mapping[str, Terms] | None, scalars: dict[str, Any], name: Name) -> None:
+        """One letter, given by its coefficients where it is linear."""
+        if self.fast is not None:
+            op = _op(letter, terms, scalars)
+            if op is not None and len(self.updates) < native.DRAWS:
+                self.updates.append((op, name[2]))
+                self.name = name
+                return
+            self.settle()
+            self.load()
+            self.fast = None
         surface = self.surface
         if letter.name == "A":
             assert self.m is not None
             self.x, self.m = surface.drift(self.x, self.m, scalars["h"])
             self.force = None
             return
-        values = dict(scalars)
-        R = (
-            self.draw(name)
-            if "R" in letter.needs and scalars["τ"] + scalars["σ"] > 0
-            else torch.zeros((), device=self.device)
-        )
+        target = "θ" if letter.moves else "p"
+        noisy = "R" in letter.needs and (terms is None or any("R" in sum_ for sum_ in terms.values()))
+        R: Any = 0.0
+        if noisy:
+            R = self.draw(target, name)
+            R = R if self.every else R[self.active]
         if letter.moves:
-            values |= {"θ": surface.embed(self.x), "p": self.m, "g": self.g, "g0": self.g0, "R": R}
-            result = letter.map(*(values[s] for s in letter.needs))
-            self.x = surface.project(result[0] if len(letter.changes) > 1 else result, self.x)
+            vectors = {"θ": surface.embed(self.x), "p": self.m, "g": self.g, "g0": self.g0, "R": R}
+            point = _evaluate(letter, terms, vectors, scalars, "θ")
+            self.x = surface.project(point, self.x)
             self.force = None
             return
         if "g" in letter.needs and self.force is None:
             self.force = surface.tangent(self.x, self.g)
-        noise = surface.tangent(self.x, R) if R.dim() else R
-        values |= {"p": self.m, "g": self.force, "R": noise}
-        self.m = letter.map(*(values[s] for s in letter.needs))
+        if noisy and not surface.intrinsic:
+            R = surface.tangent(self.x, R)
+        self.m = _evaluate(letter, terms, {"p": self.m, "g": self.force, "R": R}, scalars, "p")
+
+    def settle(self) -> None:
+        """Carry out what waits for the kernel."""
+        if not self.updates:
+            return
+        assert self.fast is not None
+        rows, columns, slack, radius = self.fast
+        seed, step, _ = self.name
+        ops: list[native.Op] = []
+        noise: Tensors = []
+        for op, number in self.updates:
+            if op[5]:
+                noise.append(self.draw("θ" if op[0] == 2 else "p", (seed, step, number), len(noise)))
+                op = (op[0], len(noise) - 1, *op[2:])
+            ops.append(op)
+        packed = native.pack(ops)
+        for i, param in enumerate(self.params):
+            g = self.grads[i] if self.grads else None
+            p = None if self.p is None else self.p[i]
+            native.bounded(rows, columns, slack, param, self.q[i], p, g, radius, [R[i] for R in noise], packed)
+        torch.autograd.graph.increment_version(self.params)
+        self.updates = []
+
+    def square(self) -> torch.Tensor:
+        """pᵀp."""
+        self.settle()
+        p = self.p if self.fast is not None else self.m
+        assert p is not None
+        return p.square().sum()
 
     def finish(self) -> None:
         """Write points and momenta back."""
-        which: Any = slice(None) if self.every else self.active
-        if self.surface.slack:
-            self.q[which] = self.x
-        if self.p is not None and self.m is not None:
-            self.p[which] = self.m
-        moving = [self.params[i] for i in self.active]
-        self.scatter(self.surface.lower(self.x, self.shape), moving)
+        if self.fast is not None:
+            self.settle()
+        else:
+            which: Any = slice(None) if self.every else self.active
+            if self.surface.slack:
+                self.q[which] = self.x
+            if self.p is not None and self.m is not None:
+                self.p[which] = self.m
+            self.scatter(self.surface.lower(self.x, self.shape), self.moving)
         self.versions = [param._version for param in self.params]
+
+
+def _op(letter: Letter, terms: Mapping[str, Terms] | None, scalars: Mapping[str, Any]) -> native.Op | None:
+    """A letter in the kernel's form, or None where the kernel does not know it."""
+    if letter.name == "A":
+        return (1, -1, 1.0, float(scalars["h"]), 0.0, 0.0)
+    if terms is None or len(terms) != 1:
+        return None
+    ((target, sum_),) = terms.items()
+    own, cg, cR = (float(sum_.get(s, 0.0)) for s in (target, "g", "R"))
+    if target == "p" and sum_.keys() <= {"p", "g", "R"}:
+        return (0, -1, own, 0.0, cg, cR)
+    if target == "θ" and sum_.keys() <= {"θ", "g", "R"} and own == 1:
+        return (2, -1, 1.0, 0.0, cg, cR)
+    return None
+
+
+def _evaluate(
+    letter: Letter, terms: Mapping[str, Terms] | None, vectors: Mapping[str, Any], scalars: Mapping[str, Any], of: str
+) -> torch.Tensor:
+    """What the letter makes of θ or p: by its coefficients, or as it is written."""
+    if terms is None:
+        values = {**scalars, **vectors}
+        result = letter.map(*(values[s] for s in letter.needs))
+        return result[letter.changes.index(of)] if len(letter.changes) > 1 else result
+    total: torch.Tensor | None = None
+    for symbol, c in terms[of].items():
+        c = float(c)
+        if total is None:
+            total = vectors[symbol] if c == 1 else c * vectors[symbol]
+        else:
+            total = torch.add(total, vectors[symbol], alpha=c)
+    return torch.zeros_like(vectors[of]) if total is None else total
 
 
 class Constrained:
@@ -196,6 +288,7 @@ class Constrained:
         chosen = [(param, name) for param, name, yes in zip(params, names, moves, strict=True) if yes]
         groups = stacks([param for param, _ in chosen], [name for _, name in chosen], surface)
         self.blocks = [Moving(mine, labels, surface, momenta, state) for mine, labels in groups]
+        self.degrees = [block.surface.dimension(block.shape) for block in self.blocks]
 
     def stale(self, momenta: bool) -> bool:
         """Must the stacks be made anew: for a first gradient, another dtype, or a word that needs momenta now?"""
@@ -209,17 +302,22 @@ class Constrained:
             block.begin(weight_decay, gradient)
         self.live = [block for block in self.blocks if block.active]
         self.scalars = scalars
-        counts = [len(b.active) if not b.joint else 1 for b in self.live]
-        self.scalars["N"] = sum(n * b.surface.dimension(b.shape) for n, b in zip(counts, self.live, strict=True))
+        moving = [0 if not block.active else 1 if block.joint else len(block.active) for block in self.blocks]
+        self.scalars["N"] = sum(n * degrees for n, degrees in zip(moving, self.degrees, strict=True))
 
     def remember_gradient(self) -> None:
         """Keep the gradient at hand as g0."""
         for block in self.live:
+            if block.fast is not None:
+                block.load()
+                block.fast = None
             block.g0 = block.g.clone()
 
-    def run(self, beats: tuple[Beat, ...], before: float, now: float, name: tuple[int, int, int]) -> int:
+    def run(self, beats: tuple[Beat, ...], before: float, now: float, name: Name) -> int:
         """Apply the letters in turn; returns how many draws have been named."""
         seed, step, draw = name
+        if not self.live:
+            return draw
         for beat in beats:
             letter = LETTERS[beat.letter]
             self.scalars["h"] = beat.before * before + beat.now * now
@@ -232,18 +330,19 @@ class Constrained:
             block.finish()
         return draw
 
-    def apply(self, letter: Letter, name: tuple[int, int, int]) -> None:
-        if letter.changes == ("ξ",):
-            squares = [block.m.square().sum() for block in self.live if block.m is not None]
+    def apply(self, letter: Letter, name: Name) -> None:
+        """One letter on all stacks."""
+        if "p2" in letter.needs:
+            squares = [block.square() for block in self.live]
             self.scalars["p2"] = sum(squares[1:], squares[0])
+        if letter.changes == ("ξ",):
             self.scalars["ξ"] = letter.map(*(self.scalars[s] for s in letter.needs))
             return
         terms = coefficients(letter, self.scalars)
-        noisy = "R" in letter.needs and (terms is None or any("R" in sum_ for _, sum_ in terms))
         for block in self.live:
-            block.apply(letter, self.scalars, name, noisy)
+            block.apply(letter, None if terms is None else dict(terms), self.scalars, name)
 
-    def limit(self, h: float, name: tuple[int, int, int]) -> None:
+    def limit(self, h: float, name: Name) -> None:
         """L on a surface: what it is the limit of, B A O A with root²/2 = h and γ = ∞ (2.56)."""
         root, γ = math.sqrt(2 * h), self.scalars["γ"]
         for letter, duration in (("B", root), ("A", root / 2), ("O", root), ("A", root / 2)):

@@ -15,6 +15,8 @@
 #define CLONES
 #endif
 
+#define PI 3.14159265358979323846
+
 enum { BLOCK = 1 << 16, CHUNK = 2048, THREADS = 64 };
 
 // x ← own·x + p·p + g·g + R·R for x = p (target 0) or x = θ (target 1); draw says whose normals R are, −1 for none
@@ -27,6 +29,15 @@ typedef struct {
   const Op *op;
   const uint64_t *key;  // draws × blocks × 3
 } Task;
+
+typedef struct {
+  int64_t rows, columns, slack, ops, thread, threads;  // columns 0: circles, one weight a row
+  void *theta, *q, *p;
+  const void *g;
+  const double *radius;
+  void *const *noise;
+  const Op *op;
+} Bounded;
 
 // SFC64 by Chris Doty-Humphrey, as in numpy; started at a hashed name with the counter at 1.
 static void words(uint64_t *out, int64_t n, uint64_t s[4]) {
@@ -64,8 +75,23 @@ static void words(uint64_t *out, int64_t n, uint64_t s[4]) {
 
 #else
 
+// sin πx and cos πx for |x| < 2³⁰ or so, by their series on |πx| ≤ π/4: TERMS suffice for REAL.
+static inline __attribute__((always_inline)) void NAME(turn)(REAL x, REAL *sine, REAL *cosine) {
+  REAL doubled = 2 * x;
+  SIGNED quarter = (SIGNED)(doubled + (doubled >= 0 ? (REAL)0.5 : (REAL)-0.5));
+  REAL y = (REAL)PI * (x - (REAL)quarter / 2), y2 = y * y, c = 1, d = 1;
+  for (int i = TERMS - 1; i >= 1; i--) {
+    c = 1 - c * y2 * (1 / (REAL)((2 * i - 1) * (2 * i)));
+    d = 1 - d * y2 * (1 / (REAL)((2 * i) * (2 * i + 1)));
+  }
+  d *= y;
+  REAL cc = (quarter & 1) ? d : c, ss = (quarter & 1) ? c : d;
+  *cosine = ((quarter + 1) & 2) ? -cc : cc;
+  *sine = (quarter & 2) ? -ss : ss;
+}
+
 // Box–Muller on pairs of integers: r = √(−2 log u), u = (|i| + ¼)/2^(bits), and the angle φ = π j/2^(bits).
-// log by 2 artanh((m − 1)/(m + 1)), sine and cosine by their series on |φ| ≤ π/4: TERMS each suffice for REAL.
+// log by 2 artanh((m − 1)/(m + 1)), its series to TERMS.
 static inline __attribute__((always_inline)) void NAME(normals)(REAL *out, int64_t n, uint64_t s[4]) {
   int64_t k = (n + 1) / 2;
   uint64_t raw[CHUNK];
@@ -94,19 +120,10 @@ static inline __attribute__((always_inline)) void NAME(normals)(REAL *out, int64
 #else
     REAL r = sqrt(squared > 0 ? squared : 0);
 #endif
-    REAL x = (REAL)integers[k + e] * unit;          // φ/π in [−1, 1]
-    REAL doubled = 2 * x;
-    SIGNED quarter = (SIGNED)(doubled + (doubled >= 0 ? (REAL)0.5 : (REAL)-0.5));
-    REAL y = (REAL)3.14159265358979323846 * (x - (REAL)quarter / 2), y2 = y * y;
-    REAL c = 1, d = 1;                               // nested series of cos y and sin y / y
-    for (int i = TERMS - 1; i >= 1; i--) {
-      c = 1 - c * y2 * (1 / (REAL)((2 * i - 1) * (2 * i)));
-      d = 1 - d * y2 * (1 / (REAL)((2 * i) * (2 * i + 1)));
-    }
-    d *= y;
-    REAL cc = (quarter & 1) ? d : c, ss = (quarter & 1) ? c : d;
-    cosine[e] = r * (((quarter + 1) & 2) ? -cc : cc);
-    sine[e] = r * ((quarter & 2) ? -ss : ss);
+    REAL ss, cc;
+    NAME(turn)((REAL)integers[k + e] * unit, &ss, &cc);
+    cosine[e] = r * cc;
+    sine[e] = r * ss;
   }
   memcpy(out, cosine, k * sizeof(REAL));
   memcpy(out + k, sine, (n - k) * sizeof(REAL));
@@ -165,6 +182,136 @@ void NAME(run)(int64_t tensors, void *const *theta, void *const *p, void *const 
     task[i] = (Task){tensors, blocks, ops, i, threads, theta, p, g, size, op, key};
     if (i) started[i] = !pthread_create(&thread[i], 0, NAME(worker), &task[i]);
     if (!started[i]) NAME(worker)(&task[i]);
+  }
+  for (int64_t i = 1; i < threads; i++)
+    if (started[i]) pthread_join(thread[i], 0);
+}
+
+// The angle of the point (b, a) in units of π: atan2(a, b)/π.
+static inline __attribute__((always_inline)) REAL NAME(angle)(REAL a, REAL b) {
+  REAL x = a < 0 ? -a : a, y = b < 0 ? -b : b, t = x < y ? x / y : (x > 0 ? y / x : 0);
+  int steep = t > (REAL)0.41421356237309504880;  // tan π/8
+  REAL u = steep ? (t - 1) / (t + 1) : t, u2 = u * u, series = 0;
+  for (int i = 2 * TERMS; i >= 0; i--) series = series * -u2 + 1 / (REAL)(2 * i + 1);
+  REAL z = u * series * (REAL)(1 / PI) + (steep ? (REAL)0.25 : 0);
+  z = x < y ? z : (REAL)0.5 - z;
+  z = b < 0 ? 1 - z : z;
+  return a < 0 ? -z : z;
+}
+
+// Surfaces: a part on circles or spheres, in one pass over memory. Ops as above, with g and R seen along the surface,
+// target 1 the drift for a time p, and target 2 a step of the surrounding space, projected. R comes ready made.
+
+// θ = r sin q, ξ = r cos q for every weight; the momentum along the circle is p.
+CLONES static void NAME(circles)(const Bounded *task, int64_t from, int64_t to) {
+  REAL sine[CHUNK], cosine[CHUNK];
+  const REAL r = (REAL)task->radius[0], turns = (REAL)(1 / PI), per = (REAL)(1 / task->radius[0]);
+  for (int64_t at = from; at < to; at += CHUNK) {
+    int64_t m = to - at < CHUNK ? to - at : CHUNK;
+    REAL *theta = (REAL *)task->theta + at, *q = (REAL *)task->q + at, *p = task->p ? (REAL *)task->p + at : 0;
+    const REAL *g = task->g ? (const REAL *)task->g + at : 0;
+    for (int64_t i = 0; i < m; i++) NAME(turn)(q[i] * turns, &sine[i], &cosine[i]);
+    for (int64_t o = 0; o < task->ops; o++) {
+      const Op op = task->op[o];
+      const REAL own = (REAL)op.own, cp = (REAL)op.p * per, cg = (REAL)op.g, cR = (REAL)op.R;
+      const REAL *R = op.draw >= 0 ? (const REAL *)task->noise[op.draw] : 0;
+      if (op.target == 0) {
+        for (int64_t i = 0; i < m; i++) p[i] *= own;
+        if (op.g != 0) for (int64_t i = 0; i < m; i++) p[i] += cg * cosine[i] * g[i];
+        if (R) for (int64_t i = 0; i < m; i++) p[i] += cR * R[at + i];
+      } else if (op.target == 1) {
+        for (int64_t i = 0; i < m; i++) q[i] += cp * p[i];
+      } else if (R) {
+        const REAL *pair = R + 2 * at;
+        for (int64_t i = 0; i < m; i++)
+          q[i] = (REAL)PI * NAME(angle)(r * sine[i] + cg * g[i] + cR * pair[2 * i], r * cosine[i] + cR * pair[2 * i + 1]);
+      } else {
+        for (int64_t i = 0; i < m; i++) q[i] = (REAL)PI * NAME(angle)(r * sine[i] + cg * g[i], r * cosine[i]);
+      }
+    }
+    for (int64_t i = 0; i < m; i++) {
+      REAL c, x = q[i] * turns * (REAL)0.5;
+      SIGNED whole = (SIGNED)(x + (x >= 0 ? (REAL)0.5 : (REAL)-0.5));
+      q[i] -= (REAL)(2 * PI) * (REAL)whole;
+      NAME(turn)(q[i] * turns, &sine[i], &c);
+      theta[i] = r * sine[i];
+    }
+  }
+}
+
+static inline __attribute__((always_inline)) REAL NAME(dot)(const REAL *x, const REAL *y, int64_t n) {
+  REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
+  return sum;
+}
+
+// Rows with their slack, q of length r; the momentum p is orthogonal to q.
+CLONES static void NAME(spheres)(const Bounded *task, int64_t from, int64_t to) {
+  const int64_t columns = task->columns, width = columns + task->slack;
+  for (int64_t row = from; row < to; row++) {
+    REAL *theta = (REAL *)task->theta + row * columns, *q = (REAL *)task->q + row * width;
+    REAL *p = task->p ? (REAL *)task->p + row * width : 0;
+    const REAL *g = task->g ? (const REAL *)task->g + row * columns : 0;
+    const REAL r = (REAL)task->radius[row];
+    for (int64_t o = 0; o < task->ops; o++) {
+      const Op op = task->op[o];
+      const REAL own = (REAL)op.own, cg = (REAL)op.g, cR = (REAL)op.R;
+      const REAL *R = op.draw >= 0 ? (const REAL *)task->noise[op.draw] + row * width : 0;
+      if (op.target == 0) {
+        REAL along = 0;
+        if (op.g != 0) along += cg * NAME(dot)(q, g, columns);
+        if (R) along += cR * NAME(dot)(q, R, width);
+        along /= r * r;
+        for (int64_t i = 0; i < width; i++) p[i] = own * p[i] - along * q[i];
+        if (op.g != 0) for (int64_t i = 0; i < columns; i++) p[i] += cg * g[i];
+        if (R) for (int64_t i = 0; i < width; i++) p[i] += cR * R[i];
+      } else if (op.target == 1) {
+        REAL speed = (REAL)sqrt(NAME(dot)(p, p, width)), angle = speed * (REAL)op.p / r;
+        REAL c = (REAL)cos(angle), s = (REAL)sin(angle), along = speed > 0 ? r * s / speed : (REAL)op.p;
+        REAL back = s * speed / r;
+        for (int64_t i = 0; i < width; i++) {
+          REAL x = q[i], v = p[i];
+          q[i] = c * x + along * v;
+          p[i] = c * v - back * x;
+        }
+        REAL scale = r / (REAL)sqrt(NAME(dot)(q, q, width));
+        for (int64_t i = 0; i < width; i++) q[i] *= scale;
+        REAL off = NAME(dot)(q, p, width) / (r * r);
+        for (int64_t i = 0; i < width; i++) p[i] -= off * q[i];
+      } else {
+        for (int64_t i = 0; i < columns; i++) q[i] += cg * g[i];
+        if (R) for (int64_t i = 0; i < width; i++) q[i] += cR * R[i];
+        REAL scale = r / (REAL)sqrt(NAME(dot)(q, q, width));
+        for (int64_t i = 0; i < width; i++) q[i] *= scale;
+      }
+    }
+    memcpy(theta, q, columns * sizeof(REAL));
+  }
+}
+
+static void *NAME(bounded_worker)(void *argument) {
+  const Bounded *task = argument;
+  int64_t size = task->columns ? task->rows : (task->rows + CHUNK - 1) / CHUNK, share = (size + task->threads - 1) / task->threads;
+  int64_t unit = task->columns ? 1 : CHUNK, from = task->thread * share * unit, to = from + share * unit;
+  to = to < task->rows ? to : task->rows;
+  if (from < to) {
+    if (task->columns) NAME(spheres)(task, from, to);
+    else NAME(circles)(task, from, to);
+  }
+  return 0;
+}
+
+void NAME(bounded)(int64_t rows, int64_t columns, int64_t slack, void *theta, void *q, void *p, const void *g,
+                   const double *radius, void *const *noise, int64_t ops, const Op *op, int64_t threads) {
+  Bounded task[THREADS];
+  pthread_t thread[THREADS];
+  int started[THREADS] = {0};
+  threads = threads < 1 ? 1 : threads > THREADS ? THREADS : threads;
+  for (int64_t i = threads - 1; i >= 0; i--) {
+    task[i] = (Bounded){rows, columns, slack, ops, i, threads, theta, q, p, g, radius, noise, op};
+    if (i) started[i] = !pthread_create(&thread[i], 0, NAME(bounded_worker), &task[i]);
+    if (!started[i]) NAME(bounded_worker)(&task[i]);
   }
   for (int64_t i = 1; i < threads; i++)
     if (started[i]) pthread_join(thread[i], 0);

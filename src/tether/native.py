@@ -14,17 +14,17 @@ import struct
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["BLOCK", "DRAWS", "addresses", "finite", "integers", "library", "pack", "run", "serves"]
+__all__ = ["BLOCK", "DRAWS", "addresses", "bounded", "finite", "integers", "library", "pack", "run", "serves"]
 
 DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
-FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
 BLOCK = 1 << 16  # as in native.c and noise.py
 SMALL = 1 << 18  # elements below which a second thread costs more than it saves
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
@@ -95,6 +95,26 @@ def run(
     function(len(sizes), *addresses, sizes.buffer_info()[0], blocks, len(ops) // OP.size, ops, keys, threads)
 
 
+def bounded(
+    rows: int,
+    columns: int,
+    slack: int,
+    θ: torch.Tensor,
+    q: torch.Tensor,
+    p: torch.Tensor | None,
+    g: torch.Tensor | None,
+    radius: array[float],
+    noise: Sequence[torch.Tensor],
+    ops: bytes,
+) -> None:
+    """Take contiguous parameters on circles (columns = 0) or spheres through the ops, in place."""
+    threads = torch.get_num_threads() if θ.numel() >= SMALL else 1
+    vectors = (x.data_ptr() if x is not None else None for x in (θ, q, p, g))
+    at = addresses(noise)
+    run = _functions()["bounded", θ.dtype]
+    run(rows, columns, slack, *vectors, radius.buffer_info()[0], at.buffer_info()[0], len(ops) // OP.size, ops, threads)
+
+
 def finite(dtype: torch.dtype, sizes: array[int], x: array[int]) -> bool:
     """Are all numbers of the contiguous tensors at these addresses finite?"""
     return bool(_functions()["finite", dtype](len(sizes), x.buffer_info()[0], sizes.buffer_info()[0]))
@@ -108,6 +128,8 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
     for dtype, suffix in SUFFIX.items():
         functions["run", dtype] = run = getattr(library(), f"run_{suffix}")
         run.argtypes, run.restype = [size, *[address] * 4, size, size, address, ctypes.c_char_p, size], None
+        functions["bounded", dtype] = bound = getattr(library(), f"bounded_{suffix}")
+        bound.argtypes, bound.restype = [size] * 3 + [address] * 6 + [size, address, size], None
         functions["finite", dtype] = test = getattr(library(), f"finite_{suffix}")
         test.argtypes, test.restype = [size, address, address], size
     return functions

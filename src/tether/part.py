@@ -42,8 +42,8 @@ class Part:
     A field left at None takes the optimizer's value.
 
     Args:
-        where: glob on parameter names, e.g. ``"0.*"`` or ``"*.weight"``, or several joined by ``|``; the first part that
-            matches wins.
+        where: glob on parameter names, e.g. ``"0.*"`` or ``"*.weight"``, or several joined by ``|``; the first part
+            that matches wins.
         word: the dynamics, e.g. ``"X"`` (SGD, SGLD), ``"BAOAB"`` (Langevin), ``"BACDEDCAB"`` (adaptive).
         on: the surface the parameters stay on, e.g. ``tether.Orthogonal()``; `Free` is none.
         lr: step size h.

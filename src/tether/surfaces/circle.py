@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,7 @@ class Circle(Surface):
     """
 
     slack = True
+    intrinsic = True
 
     def __init__(self, radius: float | torch.Tensor = 1.0) -> None:
         self.radius = positive("Circle", radius)
@@ -33,6 +35,11 @@ class Circle(Surface):
 
     def r(self, q: torch.Tensor) -> torch.Tensor | float:
         return self.radius.to(q) if isinstance(self.radius, torch.Tensor) else self.radius
+
+    def kernel(self, shape: Sequence[int]) -> tuple[int, int, int, array[float]] | None:
+        if isinstance(self.radius, torch.Tensor):
+            return None
+        return math.prod(shape), 0, 1, array("d", [self.radius])
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         fits(self, name, shape, self.radius, shape)

@@ -11,6 +11,8 @@ from tether.surfaces.surface import Surface, SurfaceError
 
 __all__ = ["Orthogonal", "polar"]
 
+LARGE = 256  # columns from which a norm costs less than a Gram matrix
+
 
 class Orthogonal(Surface):
     """The Stiefel manifold (4.4): QᵀQ = c² I, Q = W where W is tall, Wᵀ where it is wide (4.49).
@@ -100,23 +102,26 @@ class Orthogonal(Surface):
         """The projected point Q̄ − Q_nΛ and the correction Q_nΛ, by quasi-Newton (4.55).
 
         Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I), until |QᵀQ/c² − I| is below the tolerance. One iteration leaves at most
-        2‖Λ‖(‖Q − Q_n‖/c + ‖Λ‖): where that is below it already, the last Gram matrix is not formed. A step that the
-        iteration does not contract is answered by the polar factor.
+        2‖Λ‖(‖Q − Q_n‖/c + ‖Λ‖): where a large matrix has that below it already, its last Gram matrix is not formed. A
+        step that the iteration does not contract is answered by the polar factor.
         """
         tolerance = self.tolerance_for(point)
-        distance = torch.linalg.matrix_norm(point - start).amax() / self.scale
+        large = point.shape[-1] >= LARGE
+        distance = torch.linalg.matrix_norm(point - start).amax().item() / self.scale if large else math.inf
         normal: torch.Tensor | None = None
         q, before = point, math.inf
         for _ in range(self.iterations):
-            Λ = 0.5 * self.excess(q)
-            norm = torch.linalg.matrix_norm(Λ).amax()
-            size, left = torch.stack((2 * Λ.abs().amax(), 2 * norm * (distance + norm))).tolist()
+            Λ = self.excess(q).mul_(0.5)
+            size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist()))
             if not (size <= tolerance or size < min(0.5 * before, 1.0)):
                 break
+            if size <= tolerance and normal is not None:
+                return q, normal
             step = start @ Λ
             q = q - step
-            normal = step if normal is None else normal + step
-            if size <= tolerance or left <= tolerance:
+            normal = step if normal is None else normal.add_(step)
+            norm = torch.linalg.matrix_norm(Λ).amax().item() if large else math.inf
+            if size <= tolerance or 2 * norm * (distance + norm) <= tolerance:
                 return q, normal
             before = size
         self.fallbacks += 1

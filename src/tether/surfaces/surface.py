@@ -8,6 +8,7 @@ space there. Vectors of the surrounding space, such as gradients and noise, come
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -24,10 +25,15 @@ class Surface(ABC):
 
     slack: bool = False  # does a point hold more than the parameter, so that it must be kept as state?
     together: bool = False  # does it take all parameters of a part as one?
+    intrinsic: bool = False  # do momenta take noise along Σ as it is drawn, one number per coordinate?
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> Surface:
         """The surface for parameters of these shapes."""
         return self
+
+    def kernel(self, shape: Sequence[int]) -> tuple[int, int, int, array[float]] | None:
+        """Rows, columns (0 for single weights), slack and radii for the compiled path, where there is one."""
+        return None
 
     @abstractmethod
     def check(self, name: str, shape: Sequence[int]) -> None:
