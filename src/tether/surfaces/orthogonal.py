@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
 from tether.surfaces.surface import Surface, SurfaceError
 
 __all__ = ["Orthogonal", "polar"]
-
-LARGE = 256  # columns from which a norm costs less than a Gram matrix
 
 
 class Orthogonal(Surface):
@@ -101,37 +100,36 @@ class Orthogonal(Surface):
     def solve(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The projected point Q̄ − Q_nΛ and the correction Q_nΛ, by quasi-Newton (4.55).
 
-        Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I), until |QᵀQ/c² − I| is below the tolerance. One iteration leaves at most
-        2‖Λ‖(‖Q − Q_n‖/c + ‖Λ‖): where a large matrix has that below it already, its last Gram matrix is not formed. A
-        step that the iteration does not contract is answered by the polar factor.
+        Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I). One iteration leaves at most 2‖Λ‖(‖Q − Q_n‖/c + ‖Λ‖) of QᵀQ/c² − I: where that
+        is below the tolerance, the Gram matrix of the last iterate need not be formed to know it. A step that the
+        iteration does not contract is answered by the polar factor.
         """
         tolerance = self.tolerance_for(point)
-        large = point.shape[-1] >= LARGE
-        distance = torch.linalg.matrix_norm(point - start).amax().item() / self.scale if large else math.inf
+        distance = torch.linalg.matrix_norm(point - start).amax().item() / self.scale
         normal: torch.Tensor | None = None
         q, before = point, math.inf
         for _ in range(self.iterations):
             Λ = self.excess(q).mul_(0.5)
-            size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist()))
-            if not (size <= tolerance or size < min(0.5 * before, 1.0)):
-                break
-            if size <= tolerance and normal is not None:
+            norm = torch.linalg.matrix_norm(Λ).amax().item()
+            # Rounding keeps the norm of a large matrix up; the entries tell whether it is that.
+            size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist())) if norm < 1e-3 else math.inf
+            if normal is not None and size <= 1.6 * tolerance:
                 return q, normal
+            if not norm < min(0.5 * before, 0.5 * math.sqrt(Λ.shape[-1])):
+                break
             step = start @ Λ
             q = q - step
             normal = step if normal is None else normal.add_(step)
-            norm = torch.linalg.matrix_norm(Λ).amax().item() if large else math.inf
             if size <= tolerance or 2 * norm * (distance + norm) <= tolerance:
                 return q, normal
-            before = size
+            before = norm
         self.fallbacks += 1
         q = self.scale * polar(point)
         return q, point - q
 
     def excess(self, q: torch.Tensor) -> torch.Tensor:
         """QᵀQ/c² − I."""
-        one = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-        return torch.baddbmm(one, q.mT, q, beta=-1.0, alpha=1 / self.scale**2)
+        return torch.baddbmm(identity(q.shape[-1], q.dtype, q.device), q.mT, q, beta=-1.0, alpha=1 / self.scale**2)
 
     def tolerance_for(self, x: torch.Tensor) -> float:
         if self.tolerance is not None:
@@ -140,6 +138,11 @@ class Orthogonal(Surface):
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         return self.excess(point).abs().amax()
+
+
+@lru_cache(maxsize=64)
+def identity(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.eye(size, dtype=dtype, device=device)
 
 
 def polar(x: torch.Tensor) -> torch.Tensor:
