@@ -89,7 +89,7 @@ def run(
     g: array[int] | None = None,
 ) -> None:
     """Take the tensors at these addresses through the ops; `keys` start the streams of each draw and block."""
-    threads = torch.get_num_threads() if blocks > 1 and blocks * BLOCK >= SMALL else 1
+    threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1
     addresses = (None if x is None else x.buffer_info()[0] for x in (θ, p, g))
     function = _functions()["run", dtype]
     function(len(sizes), *addresses, sizes.buffer_info()[0], blocks, len(ops) // OP.size, ops, keys, threads)
