@@ -4,9 +4,14 @@
 
 #ifndef REAL
 #include <math.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+#define omp_get_thread_num() 0
+#define omp_get_num_threads() 1
+#endif
 
 // The fastest version that the machine can run is chosen when the library is loaded.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PLAIN)
@@ -17,13 +22,13 @@
 
 #define PI 3.14159265358979323846
 
-enum { BLOCK = 1 << 16, CHUNK = 2048, THREADS = 64 };
+enum { BLOCK = 1 << 16, CHUNK = 2048 };
 
 // x ← own·x + p·p + g·g + R·R for x = p (target 0) or x = θ (target 1); draw says whose normals R are, −1 for none
 typedef struct { int64_t target, draw; double own, p, g, R; } Op;
 
 typedef struct {
-  int64_t tensors, blocks, ops, thread, threads;
+  int64_t tensors, blocks, ops;
   void *const *theta, *const *p, *const *g;
   const int64_t *size;
   const Op *op;
@@ -31,7 +36,7 @@ typedef struct {
 } Task;
 
 typedef struct {
-  int64_t rows, columns, slack, ops, thread, threads;  // columns 0: circles, one weight a row
+  int64_t rows, columns, slack, ops;  // columns 0: circles, one weight a row
   void *theta, *q, *p;
   const void *g;
   const double *radius;
@@ -157,34 +162,22 @@ CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, c
   }
 }
 
-static void *NAME(worker)(void *argument) {
-  const Task *task = argument;
+static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
   int64_t block = 0;
   for (int64_t t = 0; t < task->tensors; t++)
     for (int64_t at = 0; at < task->size[t]; at += BLOCK, block++)
-      if (block % task->threads == task->thread) {
+      if (block % threads == thread) {
         int64_t n = task->size[t] - at < BLOCK ? task->size[t] - at : BLOCK;
         REAL *theta = task->theta ? (REAL *)task->theta[t] + at : 0, *p = task->p ? (REAL *)task->p[t] + at : 0;
         NAME(block)(theta, p, task->g ? (REAL *)task->g[t] + at : 0, n, task, block);
       }
-  return 0;
 }
 
 void NAME(run)(int64_t tensors, void *const *theta, void *const *p, void *const *g, const int64_t *size,
                int64_t blocks, int64_t ops, const Op *op, const uint64_t *key, int64_t threads) {
-  Task task[THREADS];
-  pthread_t thread[THREADS];
-  int started[THREADS] = {0};
-  if (threads > THREADS) threads = THREADS;
-  if (threads > blocks) threads = blocks;
-  if (threads < 1) threads = 1;
-  for (int64_t i = threads - 1; i >= 0; i--) {
-    task[i] = (Task){tensors, blocks, ops, i, threads, theta, p, g, size, op, key};
-    if (i) started[i] = !pthread_create(&thread[i], 0, NAME(worker), &task[i]);
-    if (!started[i]) NAME(worker)(&task[i]);
-  }
-  for (int64_t i = 1; i < threads; i++)
-    if (started[i]) pthread_join(thread[i], 0);
+  const Task task = {tensors, blocks, ops, theta, p, g, size, op, key};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  NAME(share)(&task, omp_get_thread_num(), omp_get_num_threads());
 }
 
 // The angle of the point (b, a) in units of π: atan2(a, b)/π.
@@ -290,43 +283,36 @@ CLONES static void NAME(spheres)(const Bounded *task, int64_t from, int64_t to) 
   }
 }
 
-static void *NAME(bounded_worker)(void *argument) {
-  const Bounded *task = argument;
-  int64_t size = task->columns ? task->rows : (task->rows + CHUNK - 1) / CHUNK, share = (size + task->threads - 1) / task->threads;
-  int64_t unit = task->columns ? 1 : CHUNK, from = task->thread * share * unit, to = from + share * unit;
-  to = to < task->rows ? to : task->rows;
-  if (from < to) {
-    if (task->columns) NAME(spheres)(task, from, to);
-    else NAME(circles)(task, from, to);
-  }
-  return 0;
-}
-
 void NAME(bounded)(int64_t rows, int64_t columns, int64_t slack, void *theta, void *q, void *p, const void *g,
                    const double *radius, void *const *noise, int64_t ops, const Op *op, int64_t threads) {
-  Bounded task[THREADS];
-  pthread_t thread[THREADS];
-  int started[THREADS] = {0};
-  threads = threads < 1 ? 1 : threads > THREADS ? THREADS : threads;
-  for (int64_t i = threads - 1; i >= 0; i--) {
-    task[i] = (Bounded){rows, columns, slack, ops, i, threads, theta, q, p, g, radius, noise, op};
-    if (i) started[i] = !pthread_create(&thread[i], 0, NAME(bounded_worker), &task[i]);
-    if (!started[i]) NAME(bounded_worker)(&task[i]);
+  const Bounded task = {rows, columns, slack, ops, theta, q, p, g, radius, noise, op};
+  const int64_t unit = columns ? 16 : CHUNK, pieces = (rows + unit - 1) / unit;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < pieces; i++) {
+    int64_t from = i * unit, to = from + unit < rows ? from + unit : rows;
+    if (columns) NAME(spheres)(&task, from, to);
+    else NAME(circles)(&task, from, to);
   }
-  for (int64_t i = 1; i < threads; i++)
-    if (started[i]) pthread_join(thread[i], 0);
 }
 
 // Is every number finite? A non-finite one has all exponent bits set.
-CLONES int64_t NAME(finite)(int64_t tensors, void *const *x, const int64_t *size) {
+CLONES static int NAME(infinite)(const SIGNED *bits, int64_t n) {
   const SIGNED exponent = (SIGNED)(2 * BIAS + 1) << MANTISSA;
+  SIGNED bad = 0;
+  for (int64_t i = 0; i < n; i++) bad |= (SIGNED)((bits[i] & exponent) == exponent);
+  return bad != 0;
+}
+
+int64_t NAME(finite)(int64_t tensors, void *const *x, const int64_t *size, int64_t threads) {
+  int bad = 0;
   for (int64_t t = 0; t < tensors; t++) {
     const SIGNED *bits = x[t];
-    SIGNED bad = 0;
-    for (int64_t i = 0; i < size[t]; i++) bad |= (SIGNED)((bits[i] & exponent) == exponent);
-    if (bad) return 0;
+    const int64_t blocks = (size[t] + BLOCK - 1) / BLOCK;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && blocks > 1) reduction(| : bad)
+    for (int64_t i = 0; i < blocks; i++)
+      bad |= NAME(infinite)(bits + i * BLOCK, size[t] - i * BLOCK < BLOCK ? size[t] - i * BLOCK : BLOCK);
   }
-  return 1;
+  return !bad;
 }
 
 #endif

@@ -24,7 +24,7 @@ import torch
 __all__ = ["BLOCK", "DRAWS", "addresses", "bounded", "finite", "integers", "library", "pack", "run", "serves"]
 
 DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
-FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 BLOCK = 1 << 16  # as in native.c and noise.py
 SMALL = 1 << 18  # elements below which a second thread costs more than it saves
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
@@ -48,7 +48,8 @@ def library() -> ctypes.CDLL | None:
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 built = Path(scratch) / name
                 command = [compiler, *FLAGS, str(source), "-o", str(built), "-lm"]
-                if subprocess.run(command, capture_output=True, timeout=120).returncode:
+                # torch's own OpenMP threads where there are any; else one thread, and no choice of instructions
+                if subprocess.run([*command, "-fopenmp"], capture_output=True, timeout=120).returncode:
                     subprocess.run([*command, "-DPLAIN"], check=True, capture_output=True, timeout=120)
                 built.replace(cache / name)  # atomic: another process may be building it too
         return ctypes.CDLL(str(cache / name))
@@ -117,7 +118,8 @@ def bounded(
 
 def finite(dtype: torch.dtype, sizes: array[int], x: array[int]) -> bool:
     """Are all numbers of the contiguous tensors at these addresses finite?"""
-    return bool(_functions()["finite", dtype](len(sizes), x.buffer_info()[0], sizes.buffer_info()[0]))
+    threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1
+    return bool(_functions()["finite", dtype](len(sizes), x.buffer_info()[0], sizes.buffer_info()[0], threads))
 
 
 @lru_cache(maxsize=1)
@@ -131,5 +133,5 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
         functions["bounded", dtype] = bound = getattr(library(), f"bounded_{suffix}")
         bound.argtypes, bound.restype = [size] * 3 + [address] * 6 + [size, address, size], None
         functions["finite", dtype] = test = getattr(library(), f"finite_{suffix}")
-        test.argtypes, test.restype = [size, address, address], size
+        test.argtypes, test.restype = [size, address, address, size], size
     return functions
