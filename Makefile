@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit bench format clean
+.PHONY: setup demo test lint types unit bench bench-constraints format clean
 
 setup: $(VENV)/.done
 
@@ -34,6 +34,9 @@ unit: setup
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
+
+bench-constraints: setup
+	$(BIN)/python benchmarks/constraints.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -14,19 +14,20 @@ import argparse
 import copy
 import statistics
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
-from step import interleave, ratio
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import tether
+from step import interleave, ratio
 
 
 def deep(width: int, layers: int, inputs: int, outputs: int) -> nn.Sequential:
     sizes = [inputs, *[width] * (layers + 1), outputs]
     stack: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         stack += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*stack[:-1])
 
