@@ -186,8 +186,9 @@ def test_every_method_is_listed_documented_and_passes_options_on(method):
         method(network(), weigth_decay=0.1)
 
 
-def test_no_method_is_untested():
-    assert {method.__name__ for method in ALL} | {"citation"} == set(methods.__all__)
+def test_no_method_without_constraints_is_untested():
+    free = {name for name in methods.__all__ if "_cola_" not in name}  # those are tried in tests/surfaces
+    assert {method.__name__ for method in ALL} | {"citation"} == free
 
 
 # layers: modules that hold parameters of their own
