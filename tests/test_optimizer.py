@@ -218,6 +218,7 @@ def test_parameters_that_are_not_real_numbers_are_named(dtype):
     assert len(opt.param_groups) == 1
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")  # torch's own, before ours
 def test_a_tensor_under_two_names_is_refused():
     # It would get two momenta and move twice per step, which no checkpoint could hold.
     model = network()

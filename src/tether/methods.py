@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from tether.optimizer import Optimizer
@@ -385,7 +386,7 @@ def _output(model: torch.nn.Module) -> str:
 
 
 def _per_layer(name: str, value: Any, layers: list[str]) -> list[float]:
-    one = isinstance(value, str) or not isinstance(value, Sequence | torch.Tensor) or getattr(value, "shape", 1) == ()
+    one = isinstance(value, str) or not isinstance(value, Sequence | torch.Tensor | np.ndarray) or np.ndim(value) == 0
     given = [value] * len(layers) if one else list(value)
     values = [number("langevin_in_layers", name, x, allow_infinite=name == "friction") for x in given]
     if len(values) != len(layers):
