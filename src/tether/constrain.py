@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tether.constrained import Stack, stacks
+from tether.constrained import Stack, place, stacks, write
 from tether.part import matches
 from tether.surfaces import Surface
 
@@ -51,11 +52,12 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
         if not params:
             raise ValueError(f"{where!r} matches no parameter of the optimizer")
 
-    with torch.no_grad():
-        for surface, params, names in chosen.values():
-            for mine, labels in stacks(params, names, surface):
-                stack = Stack(mine, labels, surface)
-                stack.scatter(stack.surface.lower(stack.place(0), stack.shape), mine)
+    placed = [
+        entry
+        for surface, params, names in chosen.values()
+        for entry in place(dict(zip(names, params, strict=True)), surface, 0)
+    ]
+    write(placed)
     before: dict[str, list[tuple[Stack, torch.Tensor]]] = {}
 
     @torch.no_grad()
@@ -84,8 +86,22 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
                     stack.scatter(flat, held)
         before.clear()
 
+    def again(memo: dict[int, Any]) -> torch.optim.Optimizer:
+        """A deep copy, constrained as well: torch's own would lose the hooks."""
+        twin = type(optimizer).__new__(type(optimizer))
+        memo[id(optimizer)] = twin
+        twin.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+        return constrain(twin, surfaces)
+
+    def refuse(*_: Any) -> Any:
+        raise TypeError(
+            "a constrained optimizer cannot be pickled: save its state_dict() and call tether.constrain anew"
+        )
+
     optimizer.register_step_pre_hook(remember)
     optimizer.register_step_post_hook(project)
+    optimizer.__deepcopy__ = again  # type: ignore[attr-defined]
+    optimizer.__reduce_ex__ = refuse  # type: ignore[method-assign]
     return optimizer
 
 

@@ -22,7 +22,7 @@ from tether.noise import Normals
 from tether.surfaces import Surface
 from tether.words import Beat
 
-__all__ = ["Constrained", "Stack", "stacks"]
+__all__ = ["Constrained", "Stack", "place", "stacks", "write"]
 
 Tensors = list[torch.Tensor]
 Name = tuple[int, int, int]  # of a draw: seed, step, number of the draw
@@ -32,11 +32,30 @@ def stacks(params: Tensors, names: list[str], surface: Surface) -> list[tuple[Te
     """Parameters that can be handled as one batch: of one shape, dtype and device, or all that g takes together."""
     chosen: dict[Any, tuple[Tensors, list[str]]] = {}
     for param, name in zip(params, names, strict=True):
+        if not param.numel():
+            continue
         kind = None if surface.together else (param.shape, param.dtype, param.device)
         mine, labels = chosen.setdefault(kind, ([], []))
         mine.append(param)
         labels.append(name)
     return list(chosen.values())
+
+
+@torch.no_grad()
+def place(named: Mapping[str, torch.Tensor], surface: Surface, seed: int) -> list[tuple[Stack, torch.Tensor]]:
+    """Where parameters start on their surface, to be written; frozen ones are left where they are."""
+    if surface.together and not all(param.requires_grad for param in named.values()):
+        return []
+    chosen = {name: param for name, param in named.items() if param.requires_grad}
+    found = [Stack(mine, labels, surface) for mine, labels in stacks(list(chosen.values()), list(chosen), surface)]
+    return [(stack, stack.surface.lower(stack.place(seed), stack.shape)) for stack in found]
+
+
+@torch.no_grad()
+def write(placed: Iterable[tuple[Stack, torch.Tensor]]) -> None:
+    """Move parameters to where they start."""
+    for stack, values in placed:
+        stack.scatter(values, stack.params)
 
 
 class Stack:
@@ -145,6 +164,8 @@ class Moving(Stack):
         self.fast = self.kernel if fast else None
         self.updates: list[tuple[native.Op, int]] = []
         self.force: torch.Tensor | None = None
+        self.g: Any = None
+        self.loose = False  # have momenta a part across Σ that the next drift will absorb?
         if self.fast is None and self.active:
             self.load()
 
@@ -178,7 +199,7 @@ class Moving(Stack):
         if letter.name == "A":
             assert self.m is not None
             self.x, self.m = surface.drift(self.x, self.m, scalars["h"])
-            self.force = None
+            self.force, self.loose = None, self.loose and scalars["h"] == 0
             return
         target = "θ" if letter.moves else "p"
         noisy = "R" in letter.needs and (terms is None or any("R" in sum_ for sum_ in terms.values()))
@@ -192,11 +213,20 @@ class Moving(Stack):
             self.x = surface.project(point, self.x)
             self.force = None
             return
-        if "g" in letter.needs and self.force is None:
-            self.force = surface.tangent(self.x, self.g)
-        if noisy and not surface.intrinsic:
-            R = surface.tangent(self.x, R)
+        if surface.absorbs:
+            self.force, self.loose = self.g, self.loose or noisy or "g" in letter.needs
+        else:
+            if "g" in letter.needs and self.force is None:
+                self.force = surface.tangent(self.x, self.g)
+            if noisy and not surface.intrinsic:
+                R = surface.tangent(self.x, R)
         self.m = _evaluate(letter, terms, {"p": self.m, "g": self.force, "R": R}, scalars, "p")
+
+    def tighten(self) -> None:
+        """Momenta along Σ."""
+        if self.loose:
+            assert self.m is not None
+            self.m, self.loose = self.surface.tangent(self.x, self.m), False
 
     def settle(self) -> None:
         """Carry out what waits for the kernel."""
@@ -223,15 +253,15 @@ class Moving(Stack):
     def square(self) -> torch.Tensor:
         """pᵀp."""
         self.settle()
+        if self.fast is None:
+            self.tighten()
         p = self.p if self.fast is not None else self.m
         assert p is not None
         return p.square().sum()
 
     def finish(self) -> None:
         """Write points and momenta back."""
-        if self.fast is not None:
-            self.settle()
-        else:
+        if self.fast is None:
             which: Any = slice(None) if self.every else self.active
             if self.surface.slack:
                 self.q[which] = self.x
@@ -275,12 +305,15 @@ def _evaluate(
 
 
 class Constrained:
-    """One part on a surface, on the move; the counterpart of `Motion`."""
+    """One part on a surface, on the move; the counterpart of `Motion`.
+
+    `run` only computes, where a step can be too long for the surface; `finish` writes.
+    """
 
     def __init__(
         self, params: Tensors, names: list[str], momenta: bool, state: Mapping[torch.Tensor, Any], surface: Surface
     ) -> None:
-        self.has_momenta = momenta
+        self.has_momenta, self.fallible = momenta, surface.absorbs
         moves = [param.grad is not None or "momentum" in state.get(param, {}) for param in params]
         if surface.together:
             moves = [any(moves)] * len(params)
@@ -326,9 +359,16 @@ class Constrained:
             else:
                 self.apply(letter, (seed, step, draw))
             draw += "R" in letter.needs
-        for block in self.live:
-            block.finish()
+        for block in self.live:  # what may fail comes before anything is written
+            if block.fast is None:
+                block.tighten()
         return draw
+
+    def finish(self) -> None:
+        """Write points and momenta back."""
+        for block in self.live:
+            block.settle()
+            block.finish()
 
     def apply(self, letter: Letter, name: Name) -> None:
         """One letter on all stacks."""

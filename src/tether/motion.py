@@ -314,6 +314,11 @@ class Motion:
         self.scalars = scalars
         self.scalars["N"] = sum([block.count for block in self.live])
 
+    fallible = False
+
+    def finish(self) -> None:
+        """Nothing waits: a free motion cannot fail."""
+
     def remember_gradient(self) -> None:
         """Keep the gradient at hand as g0."""
         for block in self.blocks:

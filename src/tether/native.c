@@ -223,9 +223,11 @@ CLONES static void NAME(circles)(const Bounded *task, int64_t from, int64_t to) 
       }
     }
     for (int64_t i = 0; i < m; i++) {
-      REAL c, x = q[i] * turns * (REAL)0.5;
-      SIGNED whole = (SIGNED)(x + (x >= 0 ? (REAL)0.5 : (REAL)-0.5));
-      q[i] -= (REAL)(2 * PI) * (REAL)whole;
+      // beyond one turn per rounding error the angle says nothing any more
+      REAL c, x = q[i] * turns * (REAL)0.5, most = (REAL)((SIGNED)1 << MANTISSA);
+      int known = x < most && x > -most;
+      SIGNED whole = (SIGNED)((known ? x : 0) + (x >= 0 ? (REAL)0.5 : (REAL)-0.5));
+      q[i] = known ? q[i] - (REAL)(2 * PI) * (REAL)whole : 0;
       NAME(turn)(q[i] * turns, &sine[i], &c);
       theta[i] = r * sine[i];
     }
@@ -237,6 +239,16 @@ static inline __attribute__((always_inline)) REAL NAME(dot)(const REAL *x, const
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
   return sum;
+}
+
+// |x|, also where its square overflows or vanishes
+static inline __attribute__((always_inline)) REAL NAME(norm)(const REAL *x, int64_t n) {
+  REAL squared = NAME(dot)(x, x, n), most = 0, sum = 0;
+  if (squared > (REAL)1e-30 && squared < (REAL)1e30) return (REAL)sqrt(squared);
+  for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : -x[i] > most ? -x[i] : most;
+  if (most == 0) return 0;
+  for (int64_t i = 0; i < n; i++) sum += (x[i] / most) * (x[i] / most);
+  return most * (REAL)sqrt(sum);
 }
 
 // Rows with their slack, q of length r; the momentum p is orthogonal to q.
@@ -260,7 +272,7 @@ CLONES static void NAME(spheres)(const Bounded *task, int64_t from, int64_t to) 
         if (op.g != 0) for (int64_t i = 0; i < columns; i++) p[i] += cg * g[i];
         if (R) for (int64_t i = 0; i < width; i++) p[i] += cR * R[i];
       } else if (op.target == 1) {
-        REAL speed = (REAL)sqrt(NAME(dot)(p, p, width)), angle = speed * (REAL)op.p / r;
+        REAL speed = NAME(norm)(p, width), angle = speed * (REAL)op.p / r;
         REAL c = (REAL)cos(angle), s = (REAL)sin(angle), along = speed > 0 ? r * s / speed : (REAL)op.p;
         REAL back = s * speed / r;
         for (int64_t i = 0; i < width; i++) {
@@ -268,14 +280,14 @@ CLONES static void NAME(spheres)(const Bounded *task, int64_t from, int64_t to) 
           q[i] = c * x + along * v;
           p[i] = c * v - back * x;
         }
-        REAL scale = r / (REAL)sqrt(NAME(dot)(q, q, width));
+        REAL scale = r / NAME(norm)(q, width);
         for (int64_t i = 0; i < width; i++) q[i] *= scale;
         REAL off = NAME(dot)(q, p, width) / (r * r);
         for (int64_t i = 0; i < width; i++) p[i] -= off * q[i];
       } else {
         for (int64_t i = 0; i < columns; i++) q[i] += cg * g[i];
         if (R) for (int64_t i = 0; i < width; i++) q[i] += cR * R[i];
-        REAL scale = r / (REAL)sqrt(NAME(dot)(q, q, width));
+        REAL scale = r / NAME(norm)(q, width);
         for (int64_t i = 0; i < width; i++) q[i] *= scale;
       }
     }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tether import native
-from tether.constrained import Constrained, Stack, stacks
+from tether.constrained import Constrained, Stack, place, stacks, write
 from tether.motion import Motion
 from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
 from tether.surfaces import Free, Surface
@@ -81,7 +81,10 @@ class Optimizer(torch.optim.Optimizer):
         self._foreach, self._on_nonfinite = foreach, on_nonfinite
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
+        self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
         super().__init__(_groups(params, parts, defaults), defaults)
+        placed, self._placed = self._placed, None
+        write(placed)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a part given as a torch param group; its keys may be fields of a `Part`."""
@@ -116,7 +119,11 @@ class Optimizer(torch.optim.Optimizer):
                 surface.check(name, param.shape)
             names[param] = name
         if isinstance(surface, Surface):
-            self._place(list(names), list(names.values()), surface, added["seed"])
+            placed = place({name: param for param, name in names.items()}, surface, added["seed"])
+            if self._placed is None:
+                write(placed)
+            else:
+                self._placed += placed
         if "ξ" in parse(added["word"]).needs and not isinstance(added["thermostat"], torch.Tensor):
             wide = torch.float64 if any(param.dtype is torch.float64 for param in names) else torch.float32
             device = next(iter(names)).device if names else None
@@ -124,16 +131,6 @@ class Optimizer(torch.optim.Optimizer):
         self.param_groups.append(added)
         self._surfaces.append(surface)
         self._motions.append(None)
-
-    @torch.no_grad()
-    def _place(self, params: list[torch.Tensor], names: list[str], surface: Surface, seed: int) -> None:
-        """Move parameters onto their surface, to start from there."""
-        placed = []
-        for mine, labels in stacks(params, names, surface):
-            stack = Stack(mine, labels, surface)
-            placed.append((stack, stack.surface.lower(stack.place(seed), stack.shape)))
-        for stack, values in placed:
-            stack.scatter(values, stack.params)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
@@ -158,10 +155,12 @@ class Optimizer(torch.optim.Optimizer):
         motions = self._begin(words, sizes)
         if motions is None:
             return
-        for group, motion, word, size in zip(self.param_groups, motions, words, sizes, strict=True):
-            if size["lr"] == 0:
-                continue
+        rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if row[3]["lr"] != 0]
+        # What may fail goes first and writes last, so that a step is done as a whole or not at all.
+        for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible):
             motion.run(word.program, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
+        for group, motion, word, _ in rows:
+            motion.finish()
             if "ξ" in word.needs:
                 group["thermostat"] = motion.scalars["ξ"]
         self._count_step(sizes)
@@ -201,6 +200,7 @@ class Optimizer(torch.optim.Optimizer):
                     if stage < len(word.stages):
                         name = (group["seed"], group["step"], draws[i])
                         draws[i] = motion.run(word.stages[stage], 0.0, sizes[i]["lr"], name)
+                        motion.finish()
                         if "ξ" in word.needs:
                             group["thermostat"] = sizes[i]["ξ"] = motion.scalars["ξ"]
                 if stage:
@@ -350,8 +350,8 @@ class Optimizer(torch.optim.Optimizer):
         worst = 0.0
         for group, surface in zip(self.param_groups, self._surfaces, strict=True):
             if isinstance(surface, Surface):
-                names = [name for name, _ in _named(group, 0)]
-                for mine, labels in stacks(group["params"], names, surface):
+                moving = [(name, param) for name, param in _named(group, 0) if param.requires_grad]
+                for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], surface):
                     stack = Stack(mine, labels, surface)
                     θ = stack.gather(mine)
                     point = stack.surface.embed(stack.point(self.state), θ)
@@ -399,10 +399,16 @@ class Optimizer(torch.optim.Optimizer):
                 )
             for j, (name, param) in zip(saved["params"], _named(group, 0), strict=False):
                 momentum = state_dict["state"].get(j, {}).get("momentum")
-                if momentum is not None and momentum.shape != param.shape and group["on"] == "Free()":
+                surface = self._surfaces[i]
+                if isinstance(surface, Surface):
+                    whole = (sum(x.numel() for x in group["params"]),)
+                    expected = surface.coordinates(whole if surface.together else param.shape)
+                else:
+                    expected = tuple(param.shape)
+                if momentum is not None and tuple(momentum.shape) != expected:
                     raise ValueError(
-                        f"{name!r} has shape {tuple(param.shape)}, but its momentum in the checkpoint "
-                        f"{tuple(momentum.shape)}: this is the checkpoint of another model"
+                        f"{name!r} has shape {tuple(param.shape)} and so a momentum of shape {expected}, but the one "
+                        f"in the checkpoint has {tuple(momentum.shape)}: this is the checkpoint of another model"
                     )
         super().load_state_dict(state_dict)
         self._motions = [None] * len(self.param_groups)
@@ -420,7 +426,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._motions = [None] * len(self.param_groups)
+        self._motions, self._placed = [None] * len(self.param_groups), None
 
     def __repr__(self) -> str:
         return self.describe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from array import array
 from collections.abc import Sequence
@@ -77,7 +78,9 @@ class Circle(Surface):
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
         turned = q + (h / self.r(q)) * p
-        return turned - 2 * math.pi * torch.round(turned / (2 * math.pi)), p
+        turns = torch.round(turned / (2 * math.pi))
+        # beyond one turn per rounding error the angle says nothing any more
+        return torch.where(turns.abs() * torch.finfo(q.dtype).eps < 1, turned - 2 * math.pi * turns, 0.0), p
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         r = self.r(point)
@@ -88,9 +91,8 @@ def positive(name: str, radius: float | torch.Tensor) -> float | torch.Tensor:
     """A radius, checked."""
     if isinstance(radius, torch.Tensor) and radius.dim():
         if not (radius.is_floating_point() and bool(radius.isfinite().all()) and bool((radius > 0).all())):
-            worst = (
-                radius.flatten()[int((~(radius > 0)).flatten().float().argmax())].item() if radius.numel() else "none"
-            )
+            bad = radius[~((radius > 0) & radius.isfinite())]
+            worst = bad[0].item() if bad.numel() else f"a tensor of {radius.dtype}"
             raise SurfaceError(f"{name}: every radius must be finite and > 0, found {worst}; e.g. {name}(0.5)")
         return radius.detach()
     try:
@@ -105,8 +107,9 @@ def positive(name: str, radius: float | torch.Tensor) -> float | torch.Tensor:
 def shown(radius: float | torch.Tensor) -> str:
     """A radius in a repr; a tensor by its shape and a checksum, so that checkpoints can be told apart."""
     if isinstance(radius, torch.Tensor):
-        return f"tensor{tuple(radius.shape)} of sum {radius.double().sum().item():.10g}"
-    return f"{radius:g}"
+        numbers = radius.detach().double().cpu().contiguous().numpy().tobytes()
+        return f"tensor{tuple(radius.shape)} {hashlib.sha256(numbers).hexdigest()[:8]}"
+    return f"{radius!r}"
 
 
 def fits(surface: Surface, name: str, shape: Sequence[int], radius: float | torch.Tensor, to: Sequence[int]) -> None:

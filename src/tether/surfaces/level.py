@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ class Level(Surface):
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
+    absorbs = True
 
     def __init__(
         self, g: Callable[..., torch.Tensor], slack: int = 0, tolerance: float | None = None, iterations: int = 50
@@ -38,6 +40,7 @@ class Level(Surface):
         if not isinstance(slack, int) or slack < 0:
             raise SurfaceError(f"Level: slack={slack!r} must be a number of variables, 0 or more")
         self.g, self.variables, self.tolerance, self.iterations = g, slack, tolerance, iterations
+        self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g by the shapes it takes
         self.slack = slack > 0
         kinds = [p.kind for p in inspect.signature(g).parameters.values()]
         taken = sum(
@@ -46,7 +49,9 @@ class Level(Surface):
         self.together = taken - self.slack > 1
 
     def __repr__(self) -> str:
-        return f"Level({getattr(self.g, '__name__', 'g')}{f', slack={self.variables}' if self.variables else ''})"
+        name = getattr(self.g, "__name__", "g")
+        name = f"lambda {fingerprint(self.g)}" if name == "<lambda>" else name
+        return f"Level({name}{f', slack={self.variables}' if self.variables else ''})"
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> Level:
         bound = copy.copy(self)
@@ -58,7 +63,12 @@ class Level(Surface):
 
     def dimension(self, shape: Sequence[int]) -> int:
         size = math.prod(shape) + self.variables
-        return size - len(self.value(torch.zeros(size)))
+        if self.shapes not in self.constraints:
+            self.constraints[self.shapes] = len(self.value(torch.zeros(size)))
+        return size - self.constraints[self.shapes]
+
+    def coordinates(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return (math.prod(shape) + self.variables,)
 
     def value(self, q: torch.Tensor) -> torch.Tensor:
         """g at one point."""
@@ -68,6 +78,11 @@ class Level(Surface):
         out = self.g(*θ, q[size:]) if self.variables else self.g(*θ)
         if not isinstance(out, torch.Tensor):
             raise SurfaceError(f"{self!r}: g returned {type(out).__name__}; it must return a tensor of constraints")
+        if not (out.is_floating_point() and out.numel()):
+            raise SurfaceError(
+                f"{self!r}: g returned a tensor of {out.dtype} with shape {tuple(out.shape)}; it must return one or "
+                "more real constraints, computed from the parameter"
+            )
         return out.reshape(-1)
 
     def jacobian(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,6 +90,11 @@ class Level(Surface):
         with torch.enable_grad():
             values = torch.func.vmap(self.value)(q)
             J = torch.func.vmap(torch.func.jacrev(self.value))(q)
+        if not bool(J.isfinite().all() & values.isfinite().all()):
+            raise SurfaceError(
+                f"{self!r}: g or its derivative is inf or nan; keep the parameters where g is smooth: start elsewhere, "
+                "or lower lr"
+            )
         return values.detach(), J.detach()
 
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
@@ -86,6 +106,7 @@ class Level(Surface):
             q = self.newton(q, free)
         q = self.newton(q, torch.ones_like(q))
         values, J = self.jacobian(q)
+        self.constraints[self.shapes] = J.shape[1]
         worst = values.abs().amax().item()
         if not worst <= self.tolerance_for(q):
             raise SurfaceError(
@@ -94,8 +115,12 @@ class Level(Surface):
             )
         if J.shape[1] and J.shape[1] > J.shape[2]:
             raise SurfaceError(f"{self!r}: g has {J.shape[1]} components for {J.shape[2]} variables; it needs fewer")
-        singular = torch.linalg.svdvals(J)
-        if not bool((singular[:, -1] > 1e-6 * singular[:, 0].clamp_min(1e-30)).all()):
+        _, singular, directions = torch.linalg.svd(J, full_matrices=False)
+        # Along the weakest normal g must change as its derivative says: that of a square, say, vanishes on Σ.
+        reach = 1e-2 * torch.linalg.vector_norm(q, dim=1, keepdim=True).clamp_min(1e-3)
+        change = torch.func.vmap(self.value)(q + reach * directions[:, -1]) - values
+        flat = change.norm(dim=1) > 5 * singular[:, -1] * reach[:, 0]
+        if bool((flat | ~(singular[:, -1] > 1e-6 * singular[:, 0].clamp_min(1e-30))).any()):
             raise SurfaceError(
                 f"{self!r}: the Jacobian of g is rank-deficient at the start (smallest singular value "
                 f"{singular[:, -1].min().item():.3g}): drop redundant constraints, or start off the singular point"
@@ -174,3 +199,12 @@ class Level(Surface):
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(self.value)(point).abs().amax()
+
+
+def fingerprint(g: Callable[..., torch.Tensor]) -> str:
+    """What tells two lambdas apart in a checkpoint: the names, constants and plain values that they use."""
+    code = getattr(g, "__code__", None)
+    cells = [cell.cell_contents for cell in getattr(g, "__closure__", None) or ()]
+    used = [*(code.co_names if code else ()), *(code.co_consts if code else ()), *cells, *(g.__defaults__ or ())]
+    plain = repr([x for x in used if isinstance(x, int | float | str | tuple)])
+    return hashlib.sha256(plain.encode()).hexdigest()[:8]

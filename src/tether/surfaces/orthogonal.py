@@ -12,6 +12,8 @@ from tether.surfaces.surface import Surface, SurfaceError
 
 __all__ = ["Orthogonal", "polar"]
 
+SLOWEST = 0.7  # an iteration that leaves more than this of the last one's excess is given up
+
 
 class Orthogonal(Surface):
     """The Stiefel manifold (4.4): QᵀQ = c² I, Q = W where W is tall, Wᵀ where it is wide (4.49).
@@ -19,7 +21,7 @@ class Orthogonal(Surface):
     Conv weights are flattened to out × (in · kernel). A point is Q itself, of shape (…, r, s) with r ≥ s.
 
     Args:
-        tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 5e-7 for float32, 1e-14·√s for float64.
+        tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 5e-7 for float32, 3e-14 for float64.
         iterations: bound on the quasi-Newton iteration; past it, or where the step is too long for it, the point is
             projected by its polar factor instead, and `fallbacks` counts that.
         scale: c.
@@ -27,13 +29,15 @@ class Orthogonal(Surface):
             uniformly (Haar), as in the papers.
     """
 
+    absorbs = True
+
     def __init__(
-        self, tolerance: float | None = None, iterations: int = 20, scale: float = 1.0, start: str = "project"
+        self, tolerance: float | None = None, iterations: int = 60, scale: float = 1.0, start: str = "project"
     ) -> None:
         if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
             raise SurfaceError(f"Orthogonal: tolerance={tolerance!r} must be finite and > 0; e.g. tolerance=1e-6")
         if not isinstance(iterations, int) or iterations < 1:
-            raise SurfaceError(f"Orthogonal: iterations={iterations!r} must be 1 or more; e.g. iterations=20")
+            raise SurfaceError(f"Orthogonal: iterations={iterations!r} must be 1 or more; e.g. iterations=60")
         if not (math.isfinite(scale) and scale > 0):
             raise SurfaceError(f"Orthogonal: scale={scale!r} must be finite and > 0; e.g. scale=1.0")
         if start not in ("project", "random"):
@@ -42,7 +46,7 @@ class Orthogonal(Surface):
         self.fallbacks = 0
 
     def __repr__(self) -> str:
-        return f"Orthogonal({'' if self.scale == 1 else f'scale={self.scale:g}'})"
+        return f"Orthogonal({'' if self.scale == 1 else f'scale={self.scale!r}'})"
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         if len(shape) < 2 or 0 in shape:
@@ -54,6 +58,9 @@ class Orthogonal(Surface):
     def dimension(self, shape: Sequence[int]) -> int:
         r, s = self.sizes(shape)
         return r * s - s * (s + 1) // 2
+
+    def coordinates(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return self.sizes(shape)
 
     @staticmethod
     def sizes(shape: Sequence[int]) -> tuple[int, int]:
@@ -100,41 +107,55 @@ class Orthogonal(Surface):
     def solve(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The projected point Q̄ − Q_nΛ and the correction Q_nΛ, by quasi-Newton (4.55).
 
-        Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I). One iteration leaves at most 2‖Λ‖(‖Q − Q_n‖/c + ‖Λ‖) of QᵀQ/c² − I: where that
-        is below the tolerance, the Gram matrix of the last iterate need not be formed to know it. A step that the
-        iteration does not contract is answered by the polar factor.
+        Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I). One iteration leaves an excess with entries of at most a(2v + a), a the
+        longest row of Λ and v the longest column of (Q − Q_n)/c: where that is below the tolerance, the Gram matrix of
+        the last iterate need not be formed to know it. A matrix whose step the iteration does not contract is answered
+        by its polar factor.
         """
-        tolerance = self.tolerance_for(point)
-        distance = torch.linalg.matrix_norm(point - start).amax().item() / self.scale
+        tolerance, floor = self.tolerance_for(point), 4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1])
+        v = math.sqrt((point - start).square_().sum(-2).amax().item()) / self.scale
         normal: torch.Tensor | None = None
-        q, before = point, math.inf
+        q, before = point, torch.full((), math.inf)
         for _ in range(self.iterations):
-            Λ = self.excess(q).mul_(0.5)
-            norm = torch.linalg.matrix_norm(Λ).amax().item()
-            # Rounding keeps the norm of a large matrix up; the entries tell whether it is that.
-            size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist())) if norm < 1e-3 else math.inf
+            Λ = self.excess(q, 0.5)
+            rows = Λ.square().sum(-1).amax(-1).sqrt_()
+            a = rows.amax().item()
+            # Rounding keeps the rows of a large matrix up; the entries tell whether it is that.
+            size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist())) if tolerance < 2 * a < 1e-3 else 2 * a
             if normal is not None and size <= 1.6 * tolerance:
                 return q, normal
-            if not norm < min(0.5 * before, 0.5 * math.sqrt(Λ.shape[-1])):
-                break
+            if not a < SLOWEST * before.amax().item():
+                if a <= floor and normal is not None:
+                    return q, normal
+                return self.apart(point, start, ~(rows < SLOWEST * before) & ~(rows <= floor))
             step = start @ Λ
             q = q - step
             normal = step if normal is None else normal.add_(step)
-            if size <= tolerance or 2 * norm * (distance + norm) <= tolerance:
+            if size <= tolerance or a * (2 * v + a) <= tolerance:
                 return q, normal
-            before = norm
-        self.fallbacks += 1
-        q = self.scale * polar(point)
+            v, before = v + a, rows
+        return self.apart(point, start, rows > floor)
+
+    def apart(self, point: torch.Tensor, start: torch.Tensor, hard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Polar factors for the hard matrices of a stack; the others go on as if those were not there."""
+        if not bool(point.isfinite().all()):
+            raise SurfaceError(f"{self!r}: the step leads to inf or nan; lower lr, or clip the gradient")
+        q, easy = torch.empty_like(point), ~hard
+        q[hard] = self.scale * polar(point[hard])
+        self.fallbacks += int(hard.sum())
+        if bool(easy.any()):
+            q[easy] = self.solve(point[easy], start[easy])[0]
         return q, point - q
 
-    def excess(self, q: torch.Tensor) -> torch.Tensor:
+    def excess(self, q: torch.Tensor, times: float = 1.0) -> torch.Tensor:
         """QᵀQ/c² − I."""
-        return torch.baddbmm(identity(q.shape[-1], q.dtype, q.device), q.mT, q, beta=-1.0, alpha=1 / self.scale**2)
+        eye = identity(q.shape[-1], q.dtype, q.device)
+        return torch.baddbmm(eye, q.mT, q, beta=-times, alpha=times / self.scale**2)
 
     def tolerance_for(self, x: torch.Tensor) -> float:
         if self.tolerance is not None:
             return self.tolerance
-        return 5e-7 if x.dtype is not torch.float64 else 1e-14 * math.sqrt(x.shape[-1])
+        return 5e-7 if x.dtype is not torch.float64 else 3e-14
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         return self.excess(point).abs().amax()
@@ -148,4 +169,5 @@ def identity(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tenso
 def polar(x: torch.Tensor) -> torch.Tensor:
     """The nearest matrix with orthonormal columns, by the singular value decomposition."""
     u, _, v = torch.linalg.svd(x, full_matrices=False)
-    return u @ v
+    q = u @ v
+    return 1.5 * q - 0.5 * q @ (q.mT @ q)  # the last digits, by a step of Newton–Schulz

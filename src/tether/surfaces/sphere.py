@@ -50,6 +50,9 @@ class Sphere(Surface):
             )
         fits(self, name, shape, self.radius, shape[:1])
 
+    def coordinates(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return shape[0], math.prod(shape[1:]) + self.slack
+
     def dimension(self, shape: Sequence[int]) -> int:
         return math.prod(shape) - (0 if self.slack else shape[0])
 
@@ -66,6 +69,8 @@ class Sphere(Surface):
         return self.normalise(torch.cat((rows, ξ), dim=-1))
 
     def normalise(self, q: torch.Tensor) -> torch.Tensor:
+        # squares of large numbers overflow
+        q = q / q.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
         return q * (self.r(q) / torch.linalg.vector_norm(q, dim=-1, keepdim=True))
 
     def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

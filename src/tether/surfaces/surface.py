@@ -26,6 +26,7 @@ class Surface(ABC):
     slack: bool = False  # does a point hold more than the parameter, so that it must be kept as state?
     together: bool = False  # does it take all parameters of a part as one?
     intrinsic: bool = False  # do momenta take noise along Σ as it is drawn, one number per coordinate?
+    absorbs: bool = False  # does the drift take out what momenta have across Σ, so that they may wait for it?
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> Surface:
         """The surface for parameters of these shapes."""
@@ -42,6 +43,10 @@ class Surface(ABC):
     @abstractmethod
     def dimension(self, shape: Sequence[int]) -> int:
         """Degrees of freedom of one tensor: coordinates minus constraints."""
+
+    def coordinates(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a point, and of a momentum."""
+        return tuple(shape)
 
     @abstractmethod
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
