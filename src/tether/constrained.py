@@ -125,11 +125,13 @@ class Moving(Stack):
         around = self.surface.embed(self.q)
         along = self.surface.tangent(self.q, torch.zeros_like(around))
         # noise for steps of the surrounding space and for momenta; on a curve one number along it will do
-        self.shapes = {"θ": around.shape, "p": along.shape if self.surface.intrinsic else around.shape}
+        whole = torch.Size((len(self.q), *self.shape))
+        noise = {"θ": around.shape, "p": along.shape if self.surface.intrinsic else around.shape}
+        self.shapes = noise if self.surface.slack else {"θ": whole, "p": whole}
         self.drawn: dict[tuple[str, int], Normals] = {}
         self.p: torch.Tensor | None = None
         if momenta:
-            self.p = torch.zeros_like(along)
+            self.p = torch.zeros_like(along) if self.surface.slack else self.like_gradients()
             for i, owner in enumerate(self.owners()):
                 if "momentum" in state[owner]:
                     self.p[i].copy_(state[owner]["momentum"])
@@ -138,9 +140,20 @@ class Moving(Stack):
             self.q = self.q.contiguous()
             for i, owner in enumerate(self.owners()):
                 state[owner]["point"] = self.q[i]
-        self.kernel = self.surface.kernel(self.shape) if native.serves(self.dtype, self.device) else None
+        self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
+        if isinstance(self.kernel, native.Stiefel):
+            self.out = torch.empty(whole, dtype=self.dtype)
+            self.moved = None if self.p is None else self.like_gradients()
         self.versions = [param._version for param in params]
         self.g0: torch.Tensor | None = None
+
+    out: torch.Tensor
+    moved: torch.Tensor | None = None
+
+    def like_gradients(self) -> torch.Tensor:
+        """Zeros that lie in memory as gradients do, and as the kernel wants them."""
+        zeros = torch.zeros(len(self.owners()), *self.shape, dtype=self.wide, device=self.device)
+        return self.surface.lift(zeros)
 
     def fits(self) -> bool:
         """Are the parameters still of the kind the stack was made for?"""
@@ -165,6 +178,7 @@ class Moving(Stack):
         self.updates: list[tuple[native.Op, int]] = []
         self.force: torch.Tensor | None = None
         self.g: Any = None
+        self.ahead = False  # are points and momenta of this step in `out` and `moved`, not yet written?
         self.loose = False  # have momenta a part across Σ that the next drift will absorb?
         if self.fast is None and self.active:
             self.load()
@@ -172,9 +186,10 @@ class Moving(Stack):
     def load(self) -> None:
         """Points, momenta and gradients in the form that the surface's maps take."""
         if not self.surface.slack:
-            self.q = self.surface.lift(self.gather(self.params))
+            self.q = self.surface.lift(self.out if self.ahead else self.gather(self.params))
+        p = self.moved if self.ahead else self.p
         self.x = self.q if self.every else self.q[self.active]
-        self.m = self.p if self.every or self.p is None else self.p[self.active]
+        self.m = p if self.every or p is None else p[self.active]
         if self.grads:
             self.g = self.surface.lift(self.gather(self.grads))
 
@@ -206,6 +221,7 @@ class Moving(Stack):
         R: Any = 0.0
         if noisy:
             R = self.draw(target, name)
+            R = R if surface.slack else surface.lift(R)
             R = R if self.every else R[self.active]
         if letter.moves:
             vectors = {"θ": surface.embed(self.x), "p": self.m, "g": self.g, "g0": self.g0, "R": R}
@@ -232,8 +248,6 @@ class Moving(Stack):
         """Carry out what waits for the kernel."""
         if not self.updates:
             return
-        assert self.fast is not None
-        rows, columns, slack, radius = self.fast
         seed, step, _ = self.name
         ops: list[native.Op] = []
         noise: Tensors = []
@@ -242,20 +256,51 @@ class Moving(Stack):
                 noise.append(self.draw("θ" if op[0] == 2 else "p", (seed, step, number), len(noise)))
                 op = (op[0], len(noise) - 1, *op[2:])
             ops.append(op)
+        self.updates = []
+        if isinstance(self.fast, native.Stiefel):
+            self.settle_matrices(self.fast, ops, noise)
+            return
+        assert self.fast is not None
         packed = native.pack(ops)
         for i, param in enumerate(self.params):
             g = self.grads[i] if self.grads else None
             p = None if self.p is None else self.p[i]
-            native.bounded(rows, columns, slack, param, self.q[i], p, g, radius, [R[i] for R in noise], packed)
+            native.bounded(self.fast, param, self.q[i], p, g, [R[i] for R in noise], packed)
         torch.autograd.graph.increment_version(self.params)
-        self.updates = []
+
+    def settle_matrices(self, kernel: native.Stiefel, ops: list[native.Op], noise: Tensors) -> None:
+        """The kernel's moves, into `out` and `moved`; matrices with too long a step by the surface's own maps."""
+        surface = self.surface
+        θ = list(self.out) if self.ahead else self.params
+        p = self.moved if self.ahead else self.p
+        g = self.grads if any(op[4] for op in ops) else []
+        momenta = [] if p is None else list(p)
+        hard = native.stiefel(kernel, θ, momenta, g, noise, self.out, self.moved, native.pack(ops))
+        if hard:
+            x, m = surface.lift(torch.stack([θ[i].detach() for i in hard])), None if p is None else p[hard]
+            gradient = surface.lift(torch.stack([g[i] for i in hard])) if g else None
+            for target, draw, own, h, cg, cR in ops:
+                if target == 1 and m is not None:
+                    x, m = surface.drift(x, m, h)
+                    continue
+                v: torch.Tensor = own * (x if target or m is None else m)
+                v = v if gradient is None else torch.add(v, gradient, alpha=cg)
+                v = torch.add(v, surface.lift(noise[draw])[hard], alpha=cR) if cR else v
+                if target:
+                    x = surface.project(v, x)
+                else:
+                    m = v
+            self.out[hard] = surface.lower(x, self.shape)
+            if self.moved is not None and m is not None:
+                self.moved[hard] = surface.tangent(x, m)
+        self.ahead = True
 
     def square(self) -> torch.Tensor:
         """pᵀp."""
         self.settle()
         if self.fast is None:
             self.tighten()
-        p = self.p if self.fast is not None else self.m
+        p = self.m if self.fast is None else self.moved if self.ahead else self.p
         assert p is not None
         return p.square().sum()
 
@@ -268,6 +313,10 @@ class Moving(Stack):
             if self.p is not None and self.m is not None:
                 self.p[which] = self.m
             self.scatter(self.surface.lower(self.x, self.shape), self.moving)
+        elif self.ahead:
+            self.scatter(self.out, self.params)
+            if self.p is not None and self.moved is not None:
+                self.p.copy_(self.moved)
         self.versions = [param._version for param in self.params]
 
 
@@ -362,6 +411,8 @@ class Constrained:
         for block in self.live:  # what may fail comes before anything is written
             if block.fast is None:
                 block.tighten()
+            elif self.fallible:
+                block.settle()
         return draw
 
     def finish(self) -> None:

@@ -327,4 +327,6 @@ int64_t NAME(finite)(int64_t tensors, void *const *x, const int64_t *size, int64
   return !bad;
 }
 
+#include "stiefel.c"
+
 #endif

@@ -17,11 +17,26 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["BLOCK", "DRAWS", "addresses", "bounded", "finite", "integers", "library", "pack", "run", "serves"]
+__all__ = [
+    "BLOCK",
+    "DRAWS",
+    "Bounded",
+    "Stiefel",
+    "addresses",
+    "bounded",
+    "finite",
+    "integers",
+    "library",
+    "pack",
+    "product",
+    "run",
+    "serves",
+    "stiefel",
+]
 
 DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
@@ -40,7 +55,8 @@ def library() -> ctypes.CDLL | None:
     source = Path(__file__).with_name("native.c")
     compiler = os.environ.get("CC", "cc")
     try:
-        recipe = "\0".join((source.read_text(), compiler, *FLAGS, platform.machine(), platform.platform()))
+        texts = [source.read_text(), source.with_name("stiefel.c").read_text()]
+        recipe = "\0".join((*texts, compiler, *FLAGS, platform.machine(), platform.platform()))
         name = f"native-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tether"
         if not (cache / name).exists():
@@ -96,24 +112,85 @@ def run(
     function(len(sizes), *addresses, sizes.buffer_info()[0], blocks, len(ops) // OP.size, ops, keys, threads)
 
 
+class Bounded(NamedTuple):
+    """Weights on circles (columns = 0), or rows on spheres."""
+
+    rows: int
+    columns: int
+    slack: int
+    radius: array[float]
+
+
+class Stiefel(NamedTuple):
+    """Matrices with orthonormal columns; `tall` if the parameter is one, else it is the transpose."""
+
+    rows: int
+    columns: int
+    tall: bool
+    tolerance: float
+    scale: float
+    iterations: int
+
+
 def bounded(
-    rows: int,
-    columns: int,
-    slack: int,
+    kind: Bounded,
     θ: torch.Tensor,
     q: torch.Tensor,
     p: torch.Tensor | None,
     g: torch.Tensor | None,
-    radius: array[float],
     noise: Sequence[torch.Tensor],
     ops: bytes,
 ) -> None:
-    """Take contiguous parameters on circles (columns = 0) or spheres through the ops, in place."""
+    """Take contiguous parameters on circles or spheres through the ops, in place."""
     threads = torch.get_num_threads() if θ.numel() >= SMALL else 1
     vectors = (x.data_ptr() if x is not None else None for x in (θ, q, p, g))
     at = addresses(noise)
     run = _functions()["bounded", θ.dtype]
-    run(rows, columns, slack, *vectors, radius.buffer_info()[0], at.buffer_info()[0], len(ops) // OP.size, ops, threads)
+    places = (*vectors, kind.radius.buffer_info()[0], at.buffer_info()[0])
+    run(kind.rows, kind.columns, kind.slack, *places, len(ops) // OP.size, ops, threads)
+
+
+def stiefel(
+    kind: Stiefel,
+    θ: Sequence[torch.Tensor],
+    p: Sequence[torch.Tensor],
+    g: Sequence[torch.Tensor],
+    noise: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    moved: torch.Tensor | None,
+    ops: bytes,
+) -> list[int]:
+    """Take matrices with orthonormal columns through the ops, into `out` and `moved`; returns those too hard for it."""
+    r, s, tall, *limits = kind
+    dtype = out.dtype
+    small = r * s * s < 1 << 24
+    threads = min(torch.get_num_threads(), len(θ)) if small else 1
+    room = 5 * r * s + s * s
+    scratch = _scratch(dtype, room * threads)
+    ok = integers([0] * len(θ))
+    lists = [addresses(x) if x else None for x in (θ, p, g, noise)]
+    at = [x.buffer_info()[0] if x else None for x in lists]
+    places = [out.data_ptr(), None if moved is None else moved.data_ptr()]
+    work = [ok.buffer_info()[0], scratch.data_ptr(), room, threads]
+    _functions()["stiefel", dtype](
+        len(θ), r, s, tall, *at, *places, len(ops) // OP.size, ops, *limits, product(dtype), *work
+    )
+    return [i for i, fine in enumerate(ok) if not fine]
+
+
+@lru_cache(maxsize=8)
+def _scratch(dtype: torch.dtype, size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype)
+
+
+@lru_cache
+def product(dtype: torch.dtype) -> int | None:
+    """Where torch's BLAS has its matrix product, if it can be called."""
+    try:
+        blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(getattr(blas, {"f32": "sgemm_", "f64": "dgemm_"}[SUFFIX[dtype]]), ctypes.c_void_p).value
+    except (OSError, AttributeError, KeyError):
+        return None
 
 
 def finite(dtype: torch.dtype, sizes: array[int], x: array[int]) -> bool:
@@ -132,6 +209,10 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
         run.argtypes, run.restype = [size, *[address] * 4, size, size, address, ctypes.c_char_p, size], None
         functions["bounded", dtype] = bound = getattr(library(), f"bounded_{suffix}")
         bound.argtypes, bound.restype = [size] * 3 + [address] * 6 + [size, address, size], None
+        functions["stiefel", dtype] = matrices = getattr(library(), f"stiefel_{suffix}")
+        limits = [ctypes.c_double, ctypes.c_double, size]
+        matrices.argtypes = [*[size] * 4, *[address] * 6, size, ctypes.c_char_p, *limits, *[address] * 3, size, size]
+        matrices.restype = None
         functions["finite", dtype] = test = getattr(library(), f"finite_{suffix}")
         test.argtypes, test.restype = [size, address, address, size], size
     return functions

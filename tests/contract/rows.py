@@ -29,9 +29,14 @@ class Row:
     fields: dict[str, Any]
     noisy: bool = True
     closure: bool = False
+    constrained: bool = False
 
     def build(self, model: nn.Module, **options: Any) -> tether.Optimizer:
         return self.method(model, **{"lr": LR, **self.fields, **options})
+
+
+def cola(method: Callable[..., tether.Optimizer]) -> Row:
+    return Row(method, {"temperature": 1e-3}, constrained=True)
 
 
 def word(text: str, **fields: Any) -> Row:
@@ -49,6 +54,12 @@ ROWS = {
     "dhsgd_contractive_heun": Row(methods.dhsgd_contractive, {"scheme": "heun"}, noisy=False, closure=True),
     "adaptive_langevin": Row(methods.adaptive_langevin, {"temperature": 1e-3}),
     "adlala": Row(methods.adlala, {"temperature": 1e-3}),
+    "circle_cola_od": cola(methods.circle_cola_od),
+    "circle_cola_ud": cola(methods.circle_cola_ud),
+    "sphere_cola_od": cola(methods.sphere_cola_od),
+    "sphere_cola_ud": cola(methods.sphere_cola_ud),
+    "orthogonal_cola_od": cola(methods.orthogonal_cola_od),
+    "orthogonal_cola_ud": cola(methods.orthogonal_cola_ud),
     "L": word("L"),
     "BAFEFAB": word("BAFEFAB"),
     "OBABO": word("OBABO"),

@@ -30,7 +30,9 @@ def test_it_trains_in_every_dtype(name, dtype):
         assert param.dtype is dtype
         assert param.isfinite().all()
         for key, value in opt.state[param].items():
-            assert value.dtype is dtype or key == "step"  # torch leaves the dtype of this key alone
+            # torch leaves the dtype of "step" alone; points and momenta on a surface are never in half precision
+            wide = ROWS[name].constrained and dtype is torch.bfloat16 and param.dim() > 1
+            assert key == "step" or value.dtype is (torch.float32 if wide else dtype)
             assert value.isfinite().all()
 
 
@@ -61,7 +63,9 @@ def test_mixed_dtypes_in_one_model(name, foreach):
     assert loss_of(model) < 0.9 * before
     assert [param.dtype for param in model.parameters()] == dtypes
     for param in model.parameters():
-        assert all(value.dtype is param.dtype for key, value in opt.state[param].items() if key != "step")
+        wide = ROWS[name].constrained and param.dtype is torch.bfloat16 and param.dim() > 1
+        expected = torch.float32 if wide else param.dtype
+        assert all(value.dtype is expected for key, value in opt.state[param].items() if key != "step")
 
 
 @every_method
@@ -133,8 +137,9 @@ def test_a_first_gradient_that_comes_late(name):
 def test_no_gradient_at_all(name):
     model = network()
     opt = ROWS[name].build(model)
+    before = [param.detach().clone() for param in model.parameters()]
     opt.step(lambda: torch.zeros(()))
-    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), network().parameters(), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), before, strict=True))
 
 
 class Odd(nn.Module):
@@ -315,6 +320,7 @@ def test_a_model_whose_dtype_changes_on_the_way(name):
     # torch's optimizers go on, with momenta in the old precision; here the run must go on and make sense.
     model, twin = network(), network(dtype=torch.float64)
     opt, other = (ROWS[name].build(m) for m in (model, twin))
+    twin.load_state_dict(model.state_dict())  # a random start on a surface is drawn in the parameters' precision
     for net, optimizer in ((model, opt), (twin, other)):
         for group in optimizer.param_groups:
             group["temperature"] = group["noise"] = 0.0

@@ -153,7 +153,7 @@ def test_sphere(word, τ, slack, radius):
 @words
 @temperatures
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (3, 3), (4, 2, 3)], ids=str)
-def test_orthogonal(word, τ, shape):
+def test_orthogonal(path, word, τ, shape):
     surface, τ = Orthogonal(iterations=200), 0.1 * τ
     (w,), opt = walk(surface, [normal(*shape)], word, H, friction=GAMMA, temperature=τ)
     Q = tall(w.detach().clone())
@@ -169,7 +169,7 @@ def test_orthogonal(word, τ, shape):
 
     for step in range(5):
         w.grad.copy_(0.5 * normal(*shape, seed=1 + step))
-        G, R = tall(w.grad), drawn(step, *Q.shape)
+        G, R = tall(w.grad), tall(drawn(step, *shape))
         opt.step()
         for name, h in program(word, step):
             if name == "X":  # (4.53)

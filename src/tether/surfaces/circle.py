@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tether import native
 from tether.surfaces.surface import Surface, SurfaceError
 
 __all__ = ["Circle", "positive"]
@@ -37,10 +38,10 @@ class Circle(Surface):
     def r(self, q: torch.Tensor) -> torch.Tensor | float:
         return self.radius.to(q) if isinstance(self.radius, torch.Tensor) else self.radius
 
-    def kernel(self, shape: Sequence[int]) -> tuple[int, int, int, array[float]] | None:
+    def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | None:
         if isinstance(self.radius, torch.Tensor):
             return None
-        return math.prod(shape), 0, 1, array("d", [self.radius])
+        return native.Bounded(math.prod(shape), 0, 1, array("d", [self.radius]))
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         fits(self, name, shape, self.radius, shape)

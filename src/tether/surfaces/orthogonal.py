@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 
+from tether import native
 from tether.surfaces.surface import Surface, SurfaceError
 
 __all__ = ["Orthogonal", "polar"]
@@ -47,6 +48,12 @@ class Orthogonal(Surface):
 
     def __repr__(self) -> str:
         return f"Orthogonal({'' if self.scale == 1 else f'scale={self.scale!r}'})"
+
+    def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Stiefel | None:
+        if native.product(dtype) is None:
+            return None
+        tall = shape[0] >= math.prod(shape[1:])
+        return native.Stiefel(*self.sizes(shape), tall, self.tolerance_for(dtype), self.scale, self.iterations)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         if len(shape) < 2 or 0 in shape:
@@ -112,7 +119,10 @@ class Orthogonal(Surface):
         the last iterate need not be formed to know it. A matrix whose step the iteration does not contract is answered
         by its polar factor.
         """
-        tolerance, floor = self.tolerance_for(point), 4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1])
+        tolerance, floor = (
+            self.tolerance_for(point.dtype),
+            4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1]),
+        )
         v = math.sqrt((point - start).square_().sum(-2).amax().item()) / self.scale
         normal: torch.Tensor | None = None
         q, before = point, torch.full((), math.inf)
@@ -152,10 +162,10 @@ class Orthogonal(Surface):
         eye = identity(q.shape[-1], q.dtype, q.device)
         return torch.baddbmm(eye, q.mT, q, beta=-times, alpha=times / self.scale**2)
 
-    def tolerance_for(self, x: torch.Tensor) -> float:
+    def tolerance_for(self, dtype: torch.dtype) -> float:
         if self.tolerance is not None:
             return self.tolerance
-        return 5e-7 if x.dtype is not torch.float64 else 3e-14
+        return 5e-7 if dtype is not torch.float64 else 3e-14
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         return self.excess(point).abs().amax()

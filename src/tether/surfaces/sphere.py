@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tether import native
 from tether.surfaces.circle import fits, positive, shown
 from tether.surfaces.surface import Surface, SurfaceError
 
@@ -35,12 +36,12 @@ class Sphere(Surface):
     def r(self, q: torch.Tensor) -> torch.Tensor | float:
         return self.radius.to(q).unsqueeze(-1) if isinstance(self.radius, torch.Tensor) else self.radius
 
-    def kernel(self, shape: Sequence[int]) -> tuple[int, int, int, array[float]] | None:
+    def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | None:
         if not self.slack:  # then the point is the parameter itself
             return None
         rows = shape[0]
         radii = self.radius.expand(rows).tolist() if isinstance(self.radius, torch.Tensor) else [self.radius] * rows
-        return rows, math.prod(shape[1:]), 1, array("d", radii)
+        return native.Bounded(rows, math.prod(shape[1:]), 1, array("d", radii))
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         if len(shape) < 2:

@@ -8,10 +8,11 @@ space there. Vectors of the surrounding space, such as gradients and noise, come
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Sequence
 
 import torch
+
+from tether import native
 
 __all__ = ["Surface", "SurfaceError"]
 
@@ -32,8 +33,8 @@ class Surface(ABC):
         """The surface for parameters of these shapes."""
         return self
 
-    def kernel(self, shape: Sequence[int]) -> tuple[int, int, int, array[float]] | None:
-        """Rows, columns (0 for single weights), slack and radii for the compiled path, where there is one."""
+    def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | native.Stiefel | None:
+        """What the compiled path needs to know, where there is one."""
         return None
 
     @abstractmethod

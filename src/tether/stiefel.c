@@ -1,0 +1,175 @@
+// Included by native.c, once for each REAL. Matrices with orthonormal columns, Q of r × s with QᵀQ = c² I: a whole word
+// for a stack of them, with the products by torch's own BLAS. surfaces/orthogonal.py holds the same mathematics.
+
+typedef void NAME(Gemm)(const char *, const char *, const int *, const int *, const int *, const REAL *, const REAL *,
+                        const int *, const REAL *, const int *, const REAL *, REAL *, const int *);
+
+typedef struct {
+  int64_t r, s, tall;  // tall: the parameter is Q; else Qᵀ
+  REAL tolerance, scale;
+  int64_t iterations, threads;
+  NAME(Gemm) *gemm;
+} NAME(Stiefel);
+
+// BLAS stores by columns, so what it sees of the parameter is Qᵀ where that is tall, with s rows, else Q.
+
+// to ← times·QᵀP, s × s; where P is Q only the upper blocks are multiplied and then mirrored
+static void NAME(inner)(const NAME(Stiefel) *m, const REAL *q, const REAL *p, REAL times, REAL *to) {
+  const int s = (int)m->s, r = (int)m->r, lead = m->tall ? s : r, block = 256;
+  const REAL zero = 0;
+  const char *left = m->tall ? "N" : "T", *right = m->tall ? "T" : "N";
+  if (q != p || s < 2 * block) {
+    m->gemm(left, right, &s, &s, &r, &times, q, &lead, p, &lead, &zero, to, &s);
+    return;
+  }
+  for (int at = 0; at < s; at += block) {
+    int columns = s - at < block ? s - at : block, rows = at + columns;
+    const REAL *from = q + (m->tall ? at : (int64_t)at * r);
+    m->gemm(left, right, &rows, &columns, &r, &times, q, &lead, from, &lead, &zero, to + (int64_t)at * s, &s);
+  }
+  for (int64_t i = 0; i < s; i += 16)
+    for (int64_t j = i; j < s; j++)
+      for (int64_t k = i; k < i + 16 && k < j && k < s; k++) to[k * s + j] = to[j * s + k];
+}
+
+// to ← times·QΛ + keep·to with Λ symmetric
+static void NAME(outer)(const NAME(Stiefel) *m, const REAL *q, const REAL *multiplier, REAL times, REAL keep, REAL *to) {
+  const int s = (int)m->s, r = (int)m->r;
+  if (m->tall) m->gemm("N", "N", &s, &r, &s, &times, multiplier, &s, q, &s, &keep, to, &s);
+  else m->gemm("N", "N", &r, &s, &s, &times, q, &r, multiplier, &s, &keep, to, &r);
+}
+
+// the longest column of (x − y)/c
+CLONES static REAL NAME(reach)(const NAME(Stiefel) *m, const REAL *x, const REAL *y, REAL *columns) {
+  REAL longest = 0;
+  if (m->tall) {
+    for (int64_t j = 0; j < m->s; j++) columns[j] = 0;
+    for (int64_t i = 0; i < m->r; i++)
+      for (int64_t j = 0; j < m->s; j++) {
+        REAL d = x[i * m->s + j] - y[i * m->s + j];
+        columns[j] += d * d;
+      }
+  } else {
+    for (int64_t j = 0; j < m->s; j++) {
+      REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = j * m->r; i < (j + 1) * m->r; i++) sum += (x[i] - y[i]) * (x[i] - y[i]);
+      columns[j] = sum;
+    }
+  }
+  for (int64_t j = 0; j < m->s; j++) longest = columns[j] > longest ? columns[j] : longest;
+  return (REAL)sqrt(longest) / m->scale;
+}
+
+// the longest row of Λ after ½ is taken off its diagonal, and the largest entry
+CLONES static REAL NAME(rows)(REAL *multiplier, int64_t s, REAL *largest) {
+  REAL longest = 0, most = 0;
+  for (int64_t i = 0; i < s; i++) {
+    REAL *row = multiplier + i * s;
+    row[i] -= (REAL)0.5;
+    REAL sum = 0, top = 0;
+#pragma omp simd reduction(+ : sum) reduction(max : top)
+    for (int64_t j = 0; j < s; j++) {
+      REAL size = row[j] < 0 ? -row[j] : row[j];
+      sum += size * size;
+      top = size > top ? size : top;
+    }
+    if (!(sum <= longest)) longest = sum;
+    most = top > most ? top : most;
+  }
+  *largest = most;
+  return (REAL)sqrt(longest);
+}
+
+CLONES static void NAME(combine)(REAL *to, REAL a, const REAL *x, REAL b, const REAL *y, int64_t n) {
+  if (a == 1) for (int64_t i = 0; i < n; i++) to[i] = x[i] + b * y[i];
+  else for (int64_t i = 0; i < n; i++) to[i] = a * x[i] + b * y[i];
+}
+
+// x ← the point of Σ on the normal through `start`, with normal ← what was taken off; 0 where x is too far for that.
+static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *normal, REAL *multiplier, REAL *step) {
+  const int64_t n = m->r * m->s, s = m->s;
+  const REAL floor = 4 * (REAL)(sizeof(REAL) == 4 ? 0x1p-23 : 0x1p-52) * (REAL)sqrt((double)s);
+  REAL v = NAME(reach)(m, x, start, multiplier), before = 0;
+  for (int64_t k = 0; k < m->iterations; k++) {
+    REAL largest;
+    NAME(inner)(m, x, x, (REAL)0.5 / (m->scale * m->scale), multiplier);
+    REAL a = NAME(rows)(multiplier, s, &largest), size = 2 * largest;
+    if (k && size <= (REAL)1.6 * m->tolerance) return 1;
+    if (k ? !(a < (REAL)0.7 * before) : !(a < (REAL)1e18)) return k && a <= floor;
+    NAME(outer)(m, start, multiplier, 1, 0, k ? step : normal);
+    NAME(combine)(x, 1, x, -1, k ? step : normal, n);
+    if (k) NAME(combine)(normal, 1, normal, 1, step, n);
+    if (size <= m->tolerance || a * (2 * v + a) <= m->tolerance) return 1;
+    v += a;
+    before = a;
+  }
+  return 0;
+}
+
+// One matrix through the ops; 0, and nothing written, where a step is too long. Momenta may have a part across Σ in
+// between: the next drift absorbs it.
+static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *momentum, const REAL *g,
+                        const REAL *const *noise, int64_t ops, const Op *op, REAL *out, REAL *moved, REAL *scratch) {
+  const int64_t n = m->r * m->s;
+  REAL *q = scratch, *next = q + n, *p = next + n, *normal = p + n, *step = normal + n, *multiplier = step + n;
+  int loose = 0;
+  memcpy(q, theta, n * sizeof(REAL));
+  if (momentum) memcpy(p, momentum, n * sizeof(REAL));
+  for (int64_t o = 0; o < ops; o++) {
+    const REAL own = (REAL)op[o].own, h = (REAL)op[o].p, cg = (REAL)op[o].g, cR = (REAL)op[o].R;
+    REAL *x = op[o].target == 0 ? p : next;
+    if (op[o].target == 1) {
+      if (h == 0) continue;
+      NAME(combine)(next, 1, q, h, p, n);
+    } else {
+      const REAL *from = op[o].target == 0 ? p : q;
+      if (own == 0) memset(x, 0, n * sizeof(REAL));
+      if (cg != 0) NAME(combine)(x, own == 0 ? 0 : own, own == 0 ? x : from, cg, g, n);
+      else if (own != 0) NAME(combine)(x, own, from, 0, from, n);
+      if (cR != 0) NAME(combine)(x, 1, x, cR, noise[op[o].draw], n);
+      if (op[o].target == 0) {
+        loose |= cg != 0 || cR != 0;
+        continue;
+      }
+    }
+    if (!NAME(onto)(m, next, q, normal, multiplier, step)) return 0;
+    if (op[o].target == 1) {
+      NAME(combine)(p, 1, p, -1 / h, normal, n);
+      loose = 1;
+    }
+    REAL *old = q;
+    q = next;
+    next = old;
+  }
+  if (momentum && loose) {  // (4.15)
+    NAME(inner)(m, q, p, (REAL)0.5 / (m->scale * m->scale), multiplier);
+    for (int64_t block = 0; block < m->s; block += 16)
+      for (int64_t i = block; i < m->s; i++)
+        for (int64_t j = block; j < block + 16 && j <= i; j++) {
+          REAL both = multiplier[i * m->s + j] + multiplier[j * m->s + i];
+          multiplier[i * m->s + j] = multiplier[j * m->s + i] = both;
+        }
+    NAME(outer)(m, q, multiplier, -1, 1, p);
+  }
+  memcpy(out, q, n * sizeof(REAL));
+  if (momentum) memcpy(moved, p, n * sizeof(REAL));
+  return 1;
+}
+
+// A stack of matrices, `ok` telling which could be moved. Large ones leave the threads to the products.
+void NAME(stiefel)(int64_t count, int64_t r, int64_t s, int64_t tall, void *const *theta, void *const *p, void *const *g,
+                   void *const *noise, void *out, void *moved, int64_t ops, const Op *op, double tolerance, double scale,
+                   int64_t iterations, void *gemm, int64_t *ok, void *scratch, int64_t room, int64_t threads) {
+  const NAME(Stiefel) m = {r, s, tall, (REAL)tolerance, (REAL)scale, iterations, threads, (NAME(Gemm) *)gemm};
+  const int64_t n = r * s;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+  for (int64_t i = 0; i < count; i++) {
+    const REAL *draws[8];
+    for (int64_t o = 0; o < ops; o++)
+      if (op[o].draw >= 0) draws[op[o].draw] = (const REAL *)noise[op[o].draw] + i * n;
+    REAL *own = (REAL *)scratch + omp_get_thread_num() * room;
+    ok[i] = NAME(matrix)(&m, theta[i], p ? p[i] : 0, g ? g[i] : 0, draws, ops, op, (REAL *)out + i * n,
+                         moved ? (REAL *)moved + i * n : 0, own);
+  }
+}
