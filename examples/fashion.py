@@ -2,8 +2,8 @@
 
     TETHER_DATA=... python examples/fashion.py --epochs 400 --seeds 1
 
-A perceptron with 1000 hidden ReLU nodes sees 10,000 of the training images, 128 at a time; it is tested on all others and
-on the test set, 60,000 in all. c-CoLA-ud (h = 0.3, γ = 1, r = 0.05 and 0.1, τ = 0) beside SGD with momentum (h = 0.1,
+A perceptron with 1000 hidden ReLU nodes sees 10,000 of the training images, 128 at a time; it is tested on all others
+and on the test set, 60,000 in all. c-CoLA-ud (h = 0.3, γ = 1, r = 0.05 and 0.1, τ = 0) beside SGD with momentum (h = 0.1,
 0.8). The thesis after 400 epochs: test loss 0.386 against 0.824, accuracy 87.63 % against 87.39 %.
 """
 
@@ -37,12 +37,7 @@ def run(method: str, seed: int, epochs: int, inputs: str) -> list[tuple[str, int
     labels = torch.cat([pair[1] for pair in pairs])
     generator = torch.Generator().manual_seed(seed)
     order = torch.cat((torch.randperm(60_000, generator=generator), torch.arange(60_000, 70_000)))
-    x, y, x_test, y_test = (
-        images[order[:10_000]],
-        labels[order[:10_000]],
-        images[order[10_000:]],
-        labels[order[10_000:]],
-    )
+    (x, x_test), (y, y_test) = (values[order].split((10_000, 60_000)) for values in (images, labels))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 10))
@@ -74,9 +69,7 @@ def main() -> None:
     tasks = [(m, s, arguments.epochs, arguments.inputs) for s in range(arguments.seeds) for m in METHODS]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         rows = [row for rows in pool.starmap(run, tasks, chunksize=1) for row in rows]
-    print(
-        f"\n{'method':<14} {'epoch':>6} {'test loss':>10} {'accuracy %':>11} {'largest weight':>15}  published at 400"
-    )
+    print(f"\n{'method':<14} {'epoch':>6} {'test loss':>10} {'accuracy %':>11} {'largest weight':>15}  published")
     for method in METHODS:
         for epoch in sorted({row[2] for row in rows}):
             mine = torch.tensor([row[3:] for row in rows if row[0] == method and row[2] == epoch]).mean(0).tolist()

@@ -35,9 +35,7 @@ def folder(name: str, root: str | Path | None = None) -> Path:
     """Where a data set lies, or an error that says how to say so."""
     base = root if root is not None else os.environ.get("TETHER_DATA")
     if base is None:
-        raise FileNotFoundError(
-            f"no folder for {name!r}: set TETHER_DATA to the folder that holds it, or pass root=..."
-        )
+        raise FileNotFoundError(f"where is {name!r}? Set TETHER_DATA to the folder that holds it, or pass root=...")
     path = Path(base) / name
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist: put the files of {name!r} there, in their original format")
