@@ -14,7 +14,7 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	@echo "== making $(VENV) (about a minute)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,bench,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,dev]"
 	@touch $@
 
 demo: setup

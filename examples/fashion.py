@@ -3,7 +3,7 @@
     TETHER_DATA=... python examples/fashion.py --epochs 400 --seeds 1
 
 A perceptron with 1000 hidden ReLU nodes sees 10,000 of the training images, 128 at a time; it is tested on all others
-and on the test set, 60,000 in all. c-CoLA-ud (h = 0.3, γ = 1, r = 0.05 and 0.1, τ = 0) beside SGD with momentum (h = 0.1,
+and on the test set, 60,000 in all. c-CoLA-ud (h = 0.3, γ = 1, r = 0.05 and 0.1, τ = 0) beside SGD-momentum (h = 0.1,
 0.8). The thesis after 400 epochs: test loss 0.386 against 0.824, accuracy 87.63 % against 87.39 %.
 """
 

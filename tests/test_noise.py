@@ -260,7 +260,7 @@ def test_one_number_over_many_steps():
 def test_by_device_fills_each_tensor_from_its_own_name():
     def fill(*names):
         pieces = [torch.zeros(1000) for _ in names]
-        noise.by_device(pieces, [noise.key(0, 0, 0, name, 0) for name in names])
+        [noise.by_device(x, noise.key(0, 0, 0, name, 0)) for x, name in zip(pieces, names, strict=True)]
         return pieces
 
     before = torch.get_rng_state()
@@ -271,4 +271,3 @@ def test_by_device_fills_each_tensor_from_its_own_name():
     assert abs(float(a.mean())) < 4 / sqrt(1000)
     assert abs(float(a.var()) - 1) < 4 * sqrt(2 / 1000)
     assert torch.equal(torch.get_rng_state(), before)
-    noise.by_device([], [])

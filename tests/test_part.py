@@ -63,7 +63,7 @@ def test_a_value_out_of_range_is_named_with_the_rule_and_a_fix(build, field, val
 
 @doors
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("value", ["0.1", "much", [0.1], {}, 1j, torch.ones(2)], ids=repr)
+@pytest.mark.parametrize("value", ["0.1", "much", [0.1], {}, 1j, torch.ones(2, 2)], ids=repr)
 def test_what_is_not_a_number_is_named_with_the_rule_and_a_fix(build, field, value):
     rule = r"0 or more \(inf included\)" if field == "friction" else "finite and ≥ 0"
     message = rf"(?s)part '.*': {field}=.* is not a number; {field} must be {rule}, e\.g\. {field}=0\.1"

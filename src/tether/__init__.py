@@ -4,21 +4,27 @@ A training method is a table of parts; a part says which parameters move and by 
 letters.
 """
 
-from tether import data, letters, methods, noise, surfaces, words
+from tether import data, letters, methods, noise, replicas, surfaces, words
 from tether.constrain import constrain, decay_groups, orthogonal_penalty
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
+from tether.replicas import Replicas
+from tether.sample import Draws, sample
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
+from tether.train import Record, train
 
 __all__ = [
     "Circle",
+    "Draws",
     "Free",
     "Level",
     "NonFiniteGradient",
     "Optimizer",
     "Orthogonal",
     "Part",
+    "Record",
+    "Replicas",
     "Schedule",
     "Sphere",
     "constrain",
@@ -28,7 +34,10 @@ __all__ = [
     "methods",
     "noise",
     "orthogonal_penalty",
+    "replicas",
+    "sample",
     "surfaces",
+    "train",
     "words",
 ]
 __version__ = "0.1.0"

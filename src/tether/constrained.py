@@ -10,14 +10,14 @@ Circles and spheres have a compiled path as well, which takes a whole word throu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tether import native
-from tether.letters import LETTERS, Letter
-from tether.motion import Terms, coefficients
+from tether.letters import LETTERS, Letter, sqrt
+from tether.motion import Lanes, Terms, coefficients, decayed, is_number, per_replica, still
 from tether.noise import Normals
 from tether.surfaces import Surface
 from tether.words import Beat
@@ -26,6 +26,7 @@ __all__ = ["Constrained", "Stack", "place", "stacks", "write"]
 
 Tensors = list[torch.Tensor]
 Name = tuple[int, int, int]  # of a draw: seed, step, number of the draw
+PLAIN = Lanes()
 
 
 def stacks(params: Tensors, names: list[str], surface: Surface) -> list[tuple[Tensors, list[str]]]:
@@ -42,12 +43,15 @@ def stacks(params: Tensors, names: list[str], surface: Surface) -> list[tuple[Te
 
 
 @torch.no_grad()
-def place(named: Mapping[str, torch.Tensor], surface: Surface, seed: int) -> list[tuple[Stack, torch.Tensor]]:
+def place(
+    named: Mapping[str, torch.Tensor], surface: Surface, seed: int, lanes: Lanes = PLAIN
+) -> list[tuple[Stack, torch.Tensor]]:
     """Where parameters start on their surface, to be written; frozen ones are left where they are."""
     if surface.together and not all(param.requires_grad for param in named.values()):
         return []
     chosen = {name: param for name, param in named.items() if param.requires_grad}
-    found = [Stack(mine, labels, surface) for mine, labels in stacks(list(chosen.values()), list(chosen), surface)]
+    groups = stacks(list(chosen.values()), list(chosen), surface)
+    found = [Stack(mine, labels, surface, lanes) for mine, labels in groups]
     return [(stack, stack.surface.lower(stack.place(seed), stack.shape)) for stack in found]
 
 
@@ -59,12 +63,12 @@ def write(placed: Iterable[tuple[Stack, torch.Tensor]]) -> None:
 
 
 class Stack:
-    """Parameters of one shape on a surface."""
+    """Parameters of one shape on a surface; with replicas, all replicas of all of them."""
 
-    def __init__(self, params: Tensors, names: list[str], surface: Surface) -> None:
-        self.params, self.names = params, names
+    def __init__(self, params: Tensors, names: list[str], surface: Surface, lanes: Lanes = PLAIN) -> None:
+        self.params, self.names, self.lanes, self.rows = params, names, lanes, lanes.rows
         self.joint = surface.together
-        shapes = [param.shape for param in params]
+        shapes = [param.shape[lanes.batched :] for param in params]
         self.shape = (sum(map(math.prod, shapes)),) if self.joint else tuple(shapes[0])
         self.surface = surface.bind(shapes if self.joint else shapes[:1])
         self.dtype, self.device = params[0].dtype, params[0].device
@@ -74,25 +78,35 @@ class Stack:
     def gather(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         """Tensors shaped like the parameters as one stack."""
         if self.joint:
-            return torch.cat([x.detach().flatten() for x in tensors]).to(self.wide).unsqueeze(0)
-        return torch.stack([x.detach() for x in tensors]).to(self.wide)
+            return torch.cat([x.detach().reshape(self.rows, -1) for x in tensors], dim=1).to(self.wide)
+        stacked = torch.stack([x.detach() for x in tensors]).to(self.wide)
+        return stacked.flatten(0, 1) if self.lanes.batched else stacked
 
     def scatter(self, values: torch.Tensor, tensors: Tensors) -> None:
         """Write a stack back into such tensors."""
         if self.joint:
-            pieces = values[0].split([x.numel() for x in tensors])  # type: ignore[no-untyped-call]
-            values = [piece.view(x.shape) for piece, x in zip(pieces, tensors, strict=True)]  # type: ignore[assignment]
-        torch._foreach_copy_(tensors, list(values))
+            pieces = values.split([x.numel() // self.rows for x in tensors], 1)  # type: ignore[no-untyped-call]
+            written = [piece.reshape(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
+        else:
+            written = self.shares(values)
+        torch._foreach_copy_(tensors, written)
+
+    def shares(self, values: torch.Tensor) -> Tensors:
+        """What of a stack belongs to each owner."""
+        if not self.lanes.batched:
+            return list(values)
+        return [values[i : i + self.rows] for i in range(0, len(values), self.rows)]
 
     def owners(self) -> Tensors:
         """The parameters that hold state: all, or the first for all that g takes together."""
         return self.params[:1] if self.joint else self.params
 
     def normals(self, size: int, prefix: str = "") -> Normals:
-        """Normals for each owner, `size` numbers each."""
+        """Normals for each owner, `size` numbers for each replica."""
         names = [prefix + " ".join(self.names)] if self.joint else [prefix + name for name in self.names]
-        offsets = [i * size for i in range(len(names))]
-        return Normals(names, [size] * len(names), offsets, size * len(names), self.wide, self.device)
+        whole = size * self.rows
+        places = ([whole] * len(names), [i * whole for i in range(len(names))], whole * len(names))
+        return Normals(names, *places, self.wide, self.device, self.rows, self.lanes.numbers)
 
     def place(self, seed: int) -> torch.Tensor:
         """Points of Σ near the parameters; random ones are named by the seed and the parameter."""
@@ -108,6 +122,7 @@ class Stack:
             return self.surface.lift(θ)
         if all("point" in state.get(owner, {}) for owner in self.owners()):
             q = torch.stack([state[owner]["point"].to(self.wide) for owner in self.owners()])
+            q = q.flatten(0, 1) if self.lanes.batched else q
             reach = 1e-2 if self.dtype.itemsize < 4 else 1e-5
             if torch.allclose(self.surface.lower(q, self.shape), θ, rtol=reach, atol=reach):
                 return q
@@ -118,9 +133,15 @@ class Moving(Stack):
     """A stack on the move: its points and momenta, one tensor each, with views of them as the optimizer's state."""
 
     def __init__(
-        self, params: Tensors, names: list[str], surface: Surface, momenta: bool, state: Mapping[torch.Tensor, Any]
+        self,
+        params: Tensors,
+        names: list[str],
+        surface: Surface,
+        momenta: bool,
+        state: Mapping[torch.Tensor, Any],
+        lanes: Lanes,
     ) -> None:
-        super().__init__(params, names, surface)
+        super().__init__(params, names, surface, lanes)
         self.q = self.point(state)
         around = self.surface.embed(self.q)
         along = self.surface.tangent(self.q, torch.zeros_like(around))
@@ -132,14 +153,14 @@ class Moving(Stack):
         self.p: torch.Tensor | None = None
         if momenta:
             self.p = torch.zeros_like(along) if self.surface.slack else self.like_gradients()
-            for i, owner in enumerate(self.owners()):
+            for owner, share in zip(self.owners(), self.shares(self.p), strict=True):
                 if "momentum" in state[owner]:
-                    self.p[i].copy_(state[owner]["momentum"])
-                state[owner]["momentum"] = self.p[i]
+                    share.copy_(state[owner]["momentum"])
+                state[owner]["momentum"] = share
         if self.surface.slack:
             self.q = self.q.contiguous()
-            for i, owner in enumerate(self.owners()):
-                state[owner]["point"] = self.q[i]
+            for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
+                state[owner]["point"] = share
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
         if isinstance(self.kernel, native.Stiefel):
             self.out = torch.empty(whole, dtype=self.dtype)
@@ -152,14 +173,14 @@ class Moving(Stack):
 
     def like_gradients(self) -> torch.Tensor:
         """Zeros that lie in memory as gradients do, and as the kernel wants them."""
-        zeros = torch.zeros(len(self.owners()), *self.shape, dtype=self.wide, device=self.device)
+        zeros = torch.zeros(len(self.owners()) * self.rows, *self.shape, dtype=self.wide, device=self.device)
         return self.surface.lift(zeros)
 
     def fits(self) -> bool:
         """Are the parameters still of the kind the stack was made for?"""
         return all(x.dtype is self.dtype and x.device == self.device for x in self.params)
 
-    def begin(self, weight_decay: float, gradient: bool = True) -> None:
+    def begin(self, weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take points and gradients as they are now; parameters without a gradient stand still."""
         touched = [param._version for param in self.params] != self.versions
         if touched and self.surface.slack:  # somebody else has written to the parameters
@@ -167,12 +188,13 @@ class Moving(Stack):
         has = [param.grad is not None or not gradient for param in self.params]
         self.active = [] if self.joint and not all(has) else [i for i, yes in enumerate(has) if yes]
         self.every = len(self.active) == len(self.params)
+        self.items = [i * self.rows + j for i in self.active for j in range(self.rows)]
         self.moving = [self.params[i] for i in self.active]
         self.grads: Tensors = []
         if self.active and gradient:
-            self.grads = [param.grad for param in self.moving if param.grad is not None]
-            if weight_decay:
-                self.grads = list(torch._foreach_add(self.grads, self.moving, alpha=weight_decay))
+            self.grads = [g for g in (still(param.grad, resting) for param in self.moving) if g is not None]
+            if not is_number(weight_decay, 0):
+                self.grads = decayed(self.grads, self.moving, weight_decay)
         fast = self.every and all(x.is_contiguous() and x.dtype is self.dtype for x in (*self.moving, *self.grads))
         self.fast = self.kernel if fast else None
         self.updates: list[tuple[native.Op, int]] = []
@@ -188,8 +210,8 @@ class Moving(Stack):
         if not self.surface.slack:
             self.q = self.surface.lift(self.out if self.ahead else self.gather(self.params))
         p = self.moved if self.ahead else self.p
-        self.x = self.q if self.every else self.q[self.active]
-        self.m = p if self.every or p is None else p[self.active]
+        self.x = self.q if self.every else self.q[self.items]
+        self.m = p if self.every or p is None else p[self.items]
         if self.grads:
             self.g = self.surface.lift(self.gather(self.grads))
 
@@ -213,8 +235,9 @@ class Moving(Stack):
         surface = self.surface
         if letter.name == "A":
             assert self.m is not None
-            self.x, self.m = surface.drift(self.x, self.m, scalars["h"])
-            self.force, self.loose = None, self.loose and scalars["h"] == 0
+            h = self.spread(scalars["h"], self.m)
+            self.x, self.m = surface.drift(self.x, self.m, h)
+            self.force, self.loose = None, self.loose and not (isinstance(h, float) and h != 0)
             return
         target = "θ" if letter.moves else "p"
         noisy = "R" in letter.needs and (terms is None or any("R" in sum_ for sum_ in terms.values()))
@@ -222,10 +245,10 @@ class Moving(Stack):
         if noisy:
             R = self.draw(target, name)
             R = R if surface.slack else surface.lift(R)
-            R = R if self.every else R[self.active]
+            R = R if self.every else R[self.items]
         if letter.moves:
             vectors = {"θ": surface.embed(self.x), "p": self.m, "g": self.g, "g0": self.g0, "R": R}
-            point = _evaluate(letter, terms, vectors, scalars, "θ")
+            point = self.evaluate(letter, terms, vectors, scalars, "θ")
             self.x = surface.project(point, self.x)
             self.force = None
             return
@@ -236,7 +259,40 @@ class Moving(Stack):
                 self.force = surface.tangent(self.x, self.g)
             if noisy and not surface.intrinsic:
                 R = surface.tangent(self.x, R)
-        self.m = _evaluate(letter, terms, {"p": self.m, "g": self.force, "R": R}, scalars, "p")
+        self.m = self.evaluate(letter, terms, {"p": self.m, "g": self.force, "R": R}, scalars, "p")
+
+    def spread(self, c: Any, like: torch.Tensor) -> Any:
+        """A number, or one for each replica so that it acts on a stack like this one."""
+        if not per_replica(c):
+            return float(c)
+        each = c.to(like.device, like.dtype).repeat(len(like) // self.rows)
+        return each.view(-1, *[1] * (like.dim() - 1))
+
+    def evaluate(
+        self,
+        letter: Letter,
+        terms: Mapping[str, Terms] | None,
+        vectors: Mapping[str, Any],
+        scalars: Mapping[str, Any],
+        of: str,
+    ) -> torch.Tensor:
+        """What the letter makes of θ or p: by its coefficients, or as it is written."""
+        like = vectors[of]
+        if terms is None:
+            spread = {s: self.spread(c, like) if per_replica(c) else c for s, c in scalars.items()}
+            values = {**spread, **vectors}
+            result = letter.map(*(values[s] for s in letter.needs))
+            return result[letter.changes.index(of)] if len(letter.changes) > 1 else result
+        total: torch.Tensor | None = None
+        for symbol, c in terms[of].items():
+            c = self.spread(c, like)
+            if total is None:
+                total = vectors[symbol] if isinstance(c, float) and c == 1 else c * vectors[symbol]
+            elif isinstance(c, float):
+                total = torch.add(total, vectors[symbol], alpha=c)
+            else:
+                total = total + c * vectors[symbol]
+        return torch.zeros_like(like) if total is None else total
 
     def tighten(self) -> None:
         """Momenta along Σ."""
@@ -252,7 +308,7 @@ class Moving(Stack):
         ops: list[native.Op] = []
         noise: Tensors = []
         for op, number in self.updates:
-            if op[5]:
+            if not is_number(op[5], 0):
                 noise.append(self.draw("θ" if op[0] == 2 else "p", (seed, step, number), len(noise)))
                 op = (op[0], len(noise) - 1, *op[2:])
             ops.append(op)
@@ -261,31 +317,40 @@ class Moving(Stack):
             self.settle_matrices(self.fast, ops, noise)
             return
         assert self.fast is not None
-        packed = native.pack(ops)
+        each = native.replicas_in(ops)
+        packed = [native.pack(ops)] if not each else native.rows_of(native.pack_each(ops, each), each)
+        q, p = self.shares(self.q), [None] * len(self.params) if self.p is None else self.shares(self.p)
+        draws = [self.shares(R) for R in noise]
         for i, param in enumerate(self.params):
             g = self.grads[i] if self.grads else None
-            p = None if self.p is None else self.p[i]
-            native.bounded(self.fast, param, self.q[i], p, g, [R[i] for R in noise], packed)
+            vectors = [param, q[i], p[i], g, *(R[i] for R in draws)]
+            for j in range(self.rows):
+                own = [x if x is None or not self.lanes.batched else x[j] for x in vectors]
+                native.bounded(self.fast, own[:4], own[4:], packed[j if each else 0])
         torch.autograd.graph.increment_version(self.params)
 
     def settle_matrices(self, kernel: native.Stiefel, ops: list[native.Op], noise: Tensors) -> None:
         """The kernel's moves, into `out` and `moved`; matrices with too long a step by the surface's own maps."""
         surface = self.surface
-        θ = list(self.out) if self.ahead else self.params
+        θ, g = self.pieces(self.params), self.pieces(self.grads) if self.grads else []
+        θ = list(self.out) if self.ahead else θ
         p = self.moved if self.ahead else self.p
-        g = self.grads if any(op[4] for op in ops) else []
         momenta = [] if p is None else list(p)
-        hard = native.stiefel(kernel, θ, momenta, g, noise, self.out, self.moved, native.pack(ops))
+        each = native.replicas_in(ops)
+        packed = native.pack_each(ops, each) if each else native.pack(ops)
+        hard = native.stiefel(kernel, θ, momenta, g, noise, self.out, self.moved, packed, each)
         if hard:
             x, m = surface.lift(torch.stack([θ[i].detach() for i in hard])), None if p is None else p[hard]
             gradient = surface.lift(torch.stack([g[i] for i in hard])) if g else None
-            for target, draw, own, h, cg, cR in ops:
+            for target, draw, *numbers in ops:
+                each_of = (self.spread(c, self.out) for c in numbers)
+                own, h, cg, cR = (c if isinstance(c, float) else c.flatten()[hard].view(-1, 1, 1) for c in each_of)
                 if target == 1 and m is not None:
                     x, m = surface.drift(x, m, h)
                     continue
                 v: torch.Tensor = own * (x if target or m is None else m)
-                v = v if gradient is None else torch.add(v, gradient, alpha=cg)
-                v = torch.add(v, surface.lift(noise[draw])[hard], alpha=cR) if cR else v
+                v = v if gradient is None else v + cg * gradient
+                v = v + cR * surface.lift(noise[draw])[hard] if draw >= 0 else v
                 if target:
                     x = surface.project(v, x)
                 else:
@@ -302,12 +367,18 @@ class Moving(Stack):
             self.tighten()
         p = self.m if self.fast is None else self.moved if self.ahead else self.p
         assert p is not None
+        if self.lanes.batched:
+            return p.reshape(len(p) // self.rows, self.rows, -1).square().sum((0, 2)).double()
         return p.square().sum()
+
+    def pieces(self, tensors: Tensors) -> Tensors:
+        """Single matrices of all replicas."""
+        return [x[j] for x in tensors for j in range(self.rows)] if self.lanes.batched else tensors
 
     def finish(self) -> None:
         """Write points and momenta back."""
         if self.fast is None:
-            which: Any = slice(None) if self.every else self.active
+            which: Any = slice(None) if self.every else self.items
             if self.surface.slack:
                 self.q[which] = self.x
             if self.p is not None and self.m is not None:
@@ -323,34 +394,18 @@ class Moving(Stack):
 def _op(letter: Letter, terms: Mapping[str, Terms] | None, scalars: Mapping[str, Any]) -> native.Op | None:
     """A letter in the kernel's form, or None where the kernel does not know it."""
     if letter.name == "A":
-        return (1, -1, 1.0, float(scalars["h"]), 0.0, 0.0)
+        h = scalars["h"]
+        return (1, -1, 1.0, h if per_replica(h) else float(h), 0.0, 0.0)
     if terms is None or len(terms) != 1:
         return None
     ((target, sum_),) = terms.items()
-    own, cg, cR = (float(sum_.get(s, 0.0)) for s in (target, "g", "R"))
+    numbers = (sum_.get(s, 0.0) for s in (target, "g", "R"))
+    own, cg, cR = (c if per_replica(c) else float(c) for c in numbers)
     if target == "p" and sum_.keys() <= {"p", "g", "R"}:
         return (0, -1, own, 0.0, cg, cR)
-    if target == "θ" and sum_.keys() <= {"θ", "g", "R"} and own == 1:
+    if target == "θ" and sum_.keys() <= {"θ", "g", "R"} and is_number(own, 1):
         return (2, -1, 1.0, 0.0, cg, cR)
     return None
-
-
-def _evaluate(
-    letter: Letter, terms: Mapping[str, Terms] | None, vectors: Mapping[str, Any], scalars: Mapping[str, Any], of: str
-) -> torch.Tensor:
-    """What the letter makes of θ or p: by its coefficients, or as it is written."""
-    if terms is None:
-        values = {**scalars, **vectors}
-        result = letter.map(*(values[s] for s in letter.needs))
-        return result[letter.changes.index(of)] if len(letter.changes) > 1 else result
-    total: torch.Tensor | None = None
-    for symbol, c in terms[of].items():
-        c = float(c)
-        if total is None:
-            total = vectors[symbol] if c == 1 else c * vectors[symbol]
-        else:
-            total = torch.add(total, vectors[symbol], alpha=c)
-    return torch.zeros_like(vectors[of]) if total is None else total
 
 
 class Constrained:
@@ -360,7 +415,13 @@ class Constrained:
     """
 
     def __init__(
-        self, params: Tensors, names: list[str], momenta: bool, state: Mapping[torch.Tensor, Any], surface: Surface
+        self,
+        params: Tensors,
+        names: list[str],
+        momenta: bool,
+        state: Mapping[torch.Tensor, Any],
+        surface: Surface,
+        lanes: Lanes,
     ) -> None:
         self.has_momenta, self.fallible = momenta, surface.absorbs
         moves = [param.grad is not None or "momentum" in state.get(param, {}) for param in params]
@@ -369,7 +430,7 @@ class Constrained:
         self.waiting = [param for param, yes in zip(params, moves, strict=True) if not yes]
         chosen = [(param, name) for param, name, yes in zip(params, names, moves, strict=True) if yes]
         groups = stacks([param for param, _ in chosen], [name for _, name in chosen], surface)
-        self.blocks = [Moving(mine, labels, surface, momenta, state) for mine, labels in groups]
+        self.blocks = [Moving(mine, labels, surface, momenta, state, lanes) for mine, labels in groups]
         self.degrees = [block.surface.dimension(block.shape) for block in self.blocks]
 
     def stale(self, momenta: bool) -> bool:
@@ -378,10 +439,12 @@ class Constrained:
             return True
         return any(param.grad is not None for param in self.waiting) or not all(block.fits() for block in self.blocks)
 
-    def begin(self, scalars: dict[str, Any], weight_decay: float, gradient: bool = True) -> None:
+    def begin(
+        self, scalars: dict[str, Any], weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()
+    ) -> None:
         """Take the gradients and the values of the fields."""
         for block in self.blocks:
-            block.begin(weight_decay, gradient)
+            block.begin(weight_decay, gradient, resting)
         self.live = [block for block in self.blocks if block.active]
         self.scalars = scalars
         moving = [0 if not block.active else 1 if block.joint else len(block.active) for block in self.blocks]
@@ -433,9 +496,9 @@ class Constrained:
         for block in self.live:
             block.apply(letter, None if terms is None else dict(terms), self.scalars, name)
 
-    def limit(self, h: float, name: Name) -> None:
+    def limit(self, h: Any, name: Name) -> None:
         """L on a surface: what it is the limit of, B A O A with root²/2 = h and γ = ∞ (2.56)."""
-        root, γ = math.sqrt(2 * h), self.scalars["γ"]
+        root, γ = sqrt(2 * h), self.scalars["γ"]
         for letter, duration in (("B", root), ("A", root / 2), ("O", root), ("A", root / 2)):
             self.scalars |= {"h": duration, "γ": math.inf}
             self.apply(LETTERS[letter], name)

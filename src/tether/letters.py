@@ -112,6 +112,13 @@ def sqrt(x: Any) -> Any:
     return torch.sqrt(x) if isinstance(x, torch.Tensor) else math.sqrt(x)
 
 
+def times(γ: Any, h: Any) -> Any:
+    """γh, which is 0 for h = 0 even where γ = ∞."""
+    if isinstance(γ, torch.Tensor) or isinstance(h, torch.Tensor):
+        return torch.where(torch.as_tensor(h) == 0, 0.0, γ * h)
+    return γ * h if h else 0.0
+
+
 # Langevin dynamics, (2.52)
 
 
@@ -140,9 +147,8 @@ def O(p, R, h, γ, τ):
     Preserves N(0, τ) exactly for any h. γ = 0 is the identity, γ = ∞ redraws p = √τ R, and
     τ = 0 is plain friction.
     """
-    if h == 0:  # also for γ = ∞, where γh would not be a number
-        return p
-    return exp(-γ * h) * p + sqrt(-τ * expm1(-2 * γ * h)) * R
+    x = times(γ, h)
+    return exp(-x) * p + sqrt(-τ * expm1(-2 * x)) * R
 
 
 # Adaptive Langevin dynamics, (2.59)

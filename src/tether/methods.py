@@ -18,6 +18,7 @@ import torch
 
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
+from tether.replicas import Replicas
 from tether.surfaces import Circle, Orthogonal, Sphere, Surface
 
 __all__ = [
@@ -340,7 +341,8 @@ def _constrained(
     """A part for the weights, or one for each where there are several radii, and one for the rest."""
     if isinstance(free, str):
         raise TypeError(f"free={free!r} must be a list of globs, e.g. free=[{free!r}]")
-    named = [(name, param.dim() if param.numel() else 0) for name, param in model.named_parameters()]
+    replicas = isinstance(model, Replicas)  # their first axis is no dimension of a weight
+    named = [(name, param.dim() - replicas if param.numel() else 0) for name, param in model.named_parameters()]
     for where in free:
         if not any(matches(name, where) for name, _ in named):
             raise ValueError(f"free={where!r} matches no parameter")

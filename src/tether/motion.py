@@ -8,9 +8,9 @@ applied tensor by tensor, which is also the reference that the tests compare wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,9 +20,9 @@ from tether.noise import Normals
 from tether.noise import keys as noise_keys
 from tether.words import Beat
 
-__all__ = ["Block", "Motion", "Program", "Sum"]
+__all__ = ["Block", "Lanes", "Motion", "Program", "Sum", "decayed", "is_number", "per_replica", "still"]
 
-Scalar = Any  # a float, or a 0-dimensional tensor where the thermostat enters
+Scalar = Any  # a float, a 0-dimensional tensor where the thermostat enters, or one number for each replica
 Tensors = list[torch.Tensor]
 Terms = dict[str, Scalar]  # symbol → coefficient
 Update = tuple[str, Terms, int]  # what changes, into which sum, with the normals of which draw
@@ -66,6 +66,14 @@ class Sum:
         return self + -other
 
 
+class Lanes(NamedTuple):
+    """Which replicas the tensors of a part hold: `rows` along their first axis if they are batched."""
+
+    rows: int = 1
+    numbers: tuple[int, ...] | None = None  # their own, which name their noise
+    batched: bool = False
+
+
 UNITS = {symbol: Sum({symbol: 1.0}) for symbol in VECTORS}
 
 
@@ -101,29 +109,31 @@ class Program:
         # A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit.
         passes = sum(len(terms) - is_number(terms.get(symbol), 1) for symbol, terms, _ in updates)
         known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in updates)
-        self.suits_kernel = known and passes > 1 and len(self.draws) <= native.DRAWS
+        self.each = native.replicas_in(tuple(terms.values()) for _, terms, _ in updates)
+        self.suits_kernel = known and (passes > 1 or self.each > 0) and len(self.draws) <= native.DRAWS
 
     @cached_property
     def ops(self) -> bytes:
-        """The updates in the kernel's form."""
-        return native.pack(
-            (
-                int(symbol == "θ"),
-                self.draws.index(draw) if "R" in terms else -1,
-                float(terms.get(symbol, 0.0)),
-                float(terms.get("p", 0.0)) if symbol == "θ" else 0.0,
-                float(terms.get("g", 0.0)),
-                float(terms.get("R", 0.0)),
-            )
-            for symbol, terms, draw in self.updates
-        )
+        """The updates in the kernel's form: one row of them, or one for each replica."""
+        rows = []
+        for symbol, terms, draw in self.updates:
+            numbers = (terms.get(s, 0.0) for s in (symbol, "p", "g", "R"))
+            own, p, g, R = (c if per_replica(c) else float(c) for c in numbers)
+            number = self.draws.index(draw) if "R" in terms else -1
+            rows.append((int(symbol == "θ"), number, own, p if symbol == "θ" else 0.0, g, R))
+        return native.pack_each(rows, self.each) if self.each else native.pack(rows)
 
 
 class Block:
-    """The tensors of a part that share device and dtype; their momenta lie in one flat buffer."""
+    """The tensors of a part that share device and dtype; their momenta lie in one flat buffer.
 
-    def __init__(self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool) -> None:
-        self.params, self.names = params, names
+    With replicas, every tensor holds `rows` of them along its first axis.
+    """
+
+    def __init__(
+        self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool, lanes: Lanes
+    ) -> None:
+        self.params, self.names, self.lanes, self.rows = params, names, lanes, lanes.rows
         self.everything = list(range(len(params)))
         self.sizes = [p.numel() for p in params]
         self.offsets, self.total = [], 0
@@ -162,14 +172,14 @@ class Block:
         kinds = zip(self.params, self.sizes, strict=True)
         return all(x.dtype is self.dtype and x.numel() == size and x.device == self.device for x, size in kinds)
 
-    def begin(self, weight_decay: float, gradient: bool = True) -> None:
+    def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
-        grads = [param.grad for param in self.params]
+        grads = [still(param.grad, resting) for param in self.params]
         self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]
         self.complete = len(self.g) == len(grads) or not gradient
         self.active = self.everything if self.complete else [i for i, g in enumerate(grads) if g is not None]
-        if weight_decay and self.g and gradient:
-            self.g = list(torch._foreach_add(self.g, self.pick(self.params), alpha=weight_decay))
+        if not is_number(weight_decay, 0) and self.g and gradient:
+            self.g = decayed(self.g, self.pick(self.params), weight_decay)
 
     def pick(self, values: list[T]) -> list[T]:
         """Those of the tensors that have a gradient."""
@@ -177,13 +187,19 @@ class Block:
 
     @property
     def count(self) -> int:
-        """The number of parameters that move."""
-        return sum(self.pick(self.sizes))
+        """The number of parameters that move, of one replica."""
+        return sum(self.pick(self.sizes)) // self.rows
 
     @property
     def whole(self) -> Tensors:
         """The momenta that move, in one piece where they all do."""
+        if self.lanes.batched:
+            return self.by_rows(self.pick(self.momenta))
         return [self.flat] if self.complete and self.flat is not None else self.pick(self.momenta)
+
+    def by_rows(self, tensors: Tensors) -> Tensors:
+        """Tensors with a row for each replica, so that a number each can act on them."""
+        return [x.view(self.rows, x.numel() // self.rows) for x in tensors] if self.lanes.batched else tensors
 
     def run(self, program: Program, seed: int, step: int) -> None:
         """Carry out a program."""
@@ -193,22 +209,20 @@ class Block:
         else:
             self.run_by_foreach(program, seed, step)
 
-    def places(self, which: list[int]) -> tuple[Any, Any, int, list[str], list[int]]:
-        """Sizes, addresses of the momenta, number of blocks, names: what the kernel needs and does not change."""
-        sizes = [self.sizes[i] for i in which]
-        momenta = native.addresses(self.momenta[i] for i in which) if self.momenta else None
-        blocks = sum(-(-size // native.BLOCK) for size in sizes)
-        return native.integers(sizes), momenta, blocks, [self.names[i] for i in which], sizes
+    def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
+        """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
+        layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
+        momenta = layout.addresses([self.momenta[i] for i in which]) if self.momenta else None
+        return layout, momenta, [self.names[i] for i in which]
 
     def run_by_kernel(self, program: Program, seed: int, step: int) -> None:
         """All updates in one pass over memory."""
-        layout = self.layout if self.complete else self.places(self.active)
-        assert layout is not None
-        sizes, p, blocks, names, counts = layout
-        keys = b"".join([noise_keys(seed, step, draw, names, counts) for draw in program.draws])
-        θ, g = self.pick(self.params), self.g
-        to = native.addresses(θ)
-        native.run(self.dtype, sizes, blocks, program.ops, keys, θ=to, p=p, g=native.addresses(g) if g else None)
+        places = self.layout if self.complete else self.places(self.active)
+        assert places is not None
+        layout, p, names = places
+        keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
+        θ, g = self.pick(self.params), layout.addresses(self.g) if self.g else None
+        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=layout.addresses(θ), p=p, g=g)
         torch.autograd.graph.increment_version(θ)  # so that autograd knows they were written to
 
     def run_by_foreach(self, program: Program, seed: int, step: int) -> None:
@@ -220,6 +234,7 @@ class Block:
         tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g}
         if any("g0" in terms for _, terms, _ in program.updates):
             tensors["g0"] = self.g0
+        tensors = {symbol: self.by_rows(values) for symbol, values in tensors.items()}
         whole = self.whole
         drift: Scalar = 0.0
         scale: Scalar = 1.0
@@ -259,6 +274,9 @@ class Block:
         tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g}
         tensors["g0"] = self.g0 if "g0" in letter.needs else []
         tensors["R"] = self.draw(seed, step, draw)[0] if "R" in letter.needs else []
+        tensors = {symbol: self.by_rows(values) for symbol, values in tensors.items()}
+        columns = {s: c.view(-1, 1).to(self.device, self.dtype) for s, c in scalars.items() if per_replica(c)}
+        scalars = {**scalars, **columns}
         for i in range(len(tensors["θ"])):
             result = letter.map(*(tensors[s][i] if s in tensors else scalars[s] for s in letter.needs))
             results = result if len(letter.changes) > 1 else (result,)
@@ -268,15 +286,18 @@ class Block:
     def draw(self, seed: int, step: int, draw: int) -> tuple[Tensors, Tensors]:
         """Normals in the shape of the tensors, and the same numbers in the shape of `whole`."""
         if self.normals is None:
-            self.normals = Normals(self.names, self.sizes, self.offsets, self.total, self.dtype, self.device)
-            self.noise = self.views(self.normals.flat)
+            sizes = (self.sizes, self.offsets, self.total)
+            self.normals = Normals(self.names, *sizes, self.dtype, self.device, self.rows, self.lanes.numbers)
+            self.noise = self.by_rows(self.views(self.normals.flat))
         flat = self.normals.draw(seed, step, draw)
         views = self.pick(self.noise)
-        return views, [flat] if self.complete else views
+        return views, [flat] if self.complete and not self.lanes.batched else views
 
     def square(self) -> torch.Tensor:
         """pᵀp, accumulated in at least float32."""
         wide = self.dtype if self.dtype is torch.float64 else torch.float32
+        if self.lanes.batched:
+            return torch.stack([x.to(wide).square().sum(1).double() for x in self.whole]).sum(0)
         parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in self.whole)]
         return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
@@ -285,7 +306,13 @@ class Motion:
     """One part on the move: its blocks, and the values of its fields for this step."""
 
     def __init__(
-        self, params: Tensors, names: list[str], momenta: bool, state: Mapping[torch.Tensor, Any], reference: bool
+        self,
+        params: Tensors,
+        names: list[str],
+        momenta: bool,
+        state: Mapping[torch.Tensor, Any],
+        reference: bool,
+        lanes: Lanes,
     ) -> None:
         self.reference, self.has_momenta = reference, momenta
         self.composed: tuple[Any, Program, int] | None = None
@@ -298,7 +325,7 @@ class Motion:
             mine, labels = chosen.setdefault((param.dtype, param.device), ([], []))
             mine.append(param)
             labels.append(name)
-        self.blocks = [Block(mine, labels, state, momenta) for mine, labels in chosen.values()]
+        self.blocks = [Block(mine, labels, state, momenta, lanes) for mine, labels in chosen.values()]
 
     def stale(self, momenta: bool) -> bool:
         """Must the blocks be made anew: for a first gradient, another dtype, or a word that needs momenta now?"""
@@ -306,10 +333,15 @@ class Motion:
             return True
         return any(param.grad is not None for param in self.waiting) or not all(block.fits() for block in self.blocks)
 
-    def begin(self, scalars: dict[str, Scalar], weight_decay: float, gradient: bool = True) -> None:
-        """Take the gradients and the values of the fields; for letters before the first kick, no gradient."""
+    def begin(
+        self, scalars: dict[str, Scalar], weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()
+    ) -> None:
+        """Take the gradients and the values of the fields; for letters before the first kick, no gradient.
+
+        The gradients of resting replicas, which may be nan, count as 0.
+        """
         for block in self.blocks:
-            block.begin(weight_decay, gradient)
+            block.begin(weight_decay, gradient, resting)
         self.live = [block for block in self.blocks if block.g or not gradient]
         self.scalars = scalars
         self.scalars["N"] = sum([block.count for block in self.live])
@@ -331,14 +363,16 @@ class Motion:
             return draw
         scalars = self.scalars
         values = (before, now, draw, *(scalars[s] for s in FIELDS))
-        if self.composed and self.composed[0][0] is beats and self.composed[0][1] == values:
+        if self.composed and self.composed[0][0] is beats and same(self.composed[0][1], values):
             _, program, draw = self.composed
             for block in self.live:
                 block.run(program, seed, step)
             return draw
 
         thermostat = scalars["ξ"]
-        if isinstance(thermostat, torch.Tensor) and thermostat.device.type == "cpu":
+        if per_replica(thermostat):
+            scalars["ξ"] = thermostat.cpu()
+        elif isinstance(thermostat, torch.Tensor) and thermostat.device.type == "cpu":
             scalars["ξ"] = thermostat.item()  # plain numbers are faster, and there is no device to wait for
         updates: list[Update] = []
         whole = not self.reference  # does one program hold the whole word, whatever the thermostat?
@@ -360,12 +394,14 @@ class Motion:
                 scalars["p2"] = sum(squares[1:], squares[0])
                 if isinstance(scalars["ξ"], float):
                     scalars["p2"] = scalars["p2"].item()
+                elif per_replica(scalars["ξ"]):
+                    scalars["p2"] = scalars["p2"].cpu()
             if letter.changes == ("ξ",):
                 scalars["ξ"] = letter.map(*(scalars[s] for s in letter.needs))
                 continue
             if self.reference:
                 terms = None
-            elif "ξ" in letter.needs or "p2" in letter.needs:
+            elif any(isinstance(scalars[s], torch.Tensor) for s in letter.scalars) or "ξ" in letter.needs:
                 terms = coefficients(letter, scalars)
             else:
                 terms = steady_coefficients(letter.name, tuple([scalars[s] for s in letter.scalars]))
@@ -389,11 +425,26 @@ def is_number(x: Scalar, value: float) -> bool:
     return not isinstance(x, torch.Tensor) and x == value
 
 
+def per_replica(x: Scalar) -> bool:
+    return isinstance(x, torch.Tensor) and x.dim() == 1
+
+
+def same(xs: tuple[Scalar, ...], ys: tuple[Scalar, ...]) -> bool:
+    """Equal numbers, or the very same tensors."""
+    return all(
+        x is y or not (isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) or x != y)
+        for x, y in zip(xs, ys, strict=True)
+    )
+
+
 def add(xs: Tensors, ys: Tensors, factor: Scalar) -> None:
     """xs ← xs + factor·ys."""
     if is_number(factor, 0):
         return
     if isinstance(factor, torch.Tensor):
+        if per_replica(factor):
+            torch._foreach_addcmul_(xs, ys, [column(factor, xs[0])] * len(xs))
+            return
         if factor.device.type != "cpu":  # no synchronisation with the device
             torch._foreach_addcmul_(xs, ys, [factor] * len(xs))
             return
@@ -408,7 +459,29 @@ def multiply(xs: Tensors, factor: Scalar) -> None:
     """xs ← factor·xs."""
     if is_number(factor, 1):
         return
-    if len(xs) == 1:
+    if per_replica(factor):
+        torch._foreach_mul_(xs, [column(factor, xs[0])] * len(xs))
+    elif len(xs) == 1:
         xs[0].mul_(factor)
     else:
         torch._foreach_mul_(xs, factor)
+
+
+def still(gradient: torch.Tensor | None, resting: Sequence[int]) -> torch.Tensor | None:
+    """A gradient that is 0 for the replicas that rest."""
+    if gradient is None or not resting:
+        return gradient
+    return gradient.index_fill(0, torch.tensor(resting, device=gradient.device), 0.0)
+
+
+def decayed(grads: Tensors, params: Tensors, weight_decay: Scalar) -> Tensors:
+    """g + ωθ."""
+    if not per_replica(weight_decay):
+        return list(torch._foreach_add(grads, params, alpha=float(weight_decay)))
+    pairs = zip(grads, params, strict=True)
+    return [g + weight_decay.view(-1, *[1] * (g.dim() - 1)).to(g) * x for g, x in pairs]
+
+
+def column(factor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A number for each replica, to act on rows."""
+    return factor.view(-1, 1).to(like.device, like.dtype)

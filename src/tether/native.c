@@ -20,9 +20,21 @@
 #define CLONES
 #endif
 
+// Momenta that die away become numbers so small that arithmetic with them is a hundred times slower: they are 0 here.
+#ifdef __x86_64__
+#include <xmmintrin.h>
+#define FLUSH unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040);
+#define RESTORE _mm_setcsr(mode);
+#else
+#define FLUSH
+#define RESTORE
+#endif
+
 #define PI 3.14159265358979323846
 
 enum { BLOCK = 1 << 16, CHUNK = 2048 };
+enum { IDENTITY, RELU, LEAKY, TANH, SIGMOID };  // activations, in the order of mlp.py
+enum { BINARY, SQUARE, CLASSES };               // losses
 
 // x ← own·x + p·p + g·g + R·R for x = p (target 0) or x = θ (target 1); draw says whose normals R are, −1 for none
 typedef struct { int64_t target, draw; double own, p, g, R; } Op;
@@ -31,8 +43,10 @@ typedef struct {
   int64_t tensors, blocks, ops;
   void *const *theta, *const *p, *const *g;
   const int64_t *size;
-  const Op *op;
-  const uint64_t *key;  // draws × blocks × 3
+  const int64_t *first, *row;  // of each tensor: its first key, and which row of ops is its own
+  const uint64_t *lane;        // of each tensor: the number of its replica plus one; 0 where it is no replica
+  const Op *op;                // rows × ops
+  const uint64_t *key;         // draws × blocks × 3
 } Task;
 
 typedef struct {
@@ -55,6 +69,16 @@ static void words(uint64_t *out, int64_t n, uint64_t s[4]) {
     out[i] = r;
   }
   s[0] = a; s[1] = b; s[2] = c; s[3] = counter;
+}
+
+// The stream of a draw; replicas share its name and start apart, with the rounds that mix them thrown away.
+static void start(uint64_t s[4], const uint64_t *key, uint64_t lane) {
+  uint64_t thrown[12];
+  memcpy(s, key, 24);
+  s[3] = 1;
+  if (!lane) return;
+  s[2] += lane * 0x9E3779B97F4A7C15u;
+  words(thrown, 12, s);
 }
 
 #define REAL float
@@ -134,19 +158,19 @@ static inline __attribute__((always_inline)) void NAME(normals)(REAL *out, int64
   memcpy(out + k, sine, (n - k) * sizeof(REAL));
 }
 
-CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, const Task *task, int64_t block) {
+CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, const Task *task, int64_t t,
+                               int64_t block) {
   REAL R[CHUNK];
   uint64_t state[8][4];
+  const Op *table = task->op + task->row[t] * task->ops;
   for (int64_t o = 0; o < task->ops; o++) {
-    int64_t draw = task->op[o].draw;
-    if (draw < 0) continue;
-    memcpy(state[draw], task->key + 3 * (draw * task->blocks + block), 24);
-    state[draw][3] = 1;
+    int64_t draw = table[o].draw;
+    if (draw >= 0) start(state[draw], task->key + 3 * (draw * task->blocks + block), task->lane[t]);
   }
   for (int64_t at = 0; at < n; at += CHUNK) {
     int64_t m = n - at < CHUNK ? n - at : CHUNK, held = -1;
     for (int64_t o = 0; o < task->ops; o++) {
-      const Op op = task->op[o];
+      const Op op = table[o];
       if (op.draw >= 0 && op.draw != held) {
         NAME(normals)(R, m, state[op.draw]);
         held = op.draw;
@@ -163,30 +187,34 @@ CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, c
 }
 
 static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
-  int64_t block = 0;
+  int64_t turn = 0;
+  FLUSH
   for (int64_t t = 0; t < task->tensors; t++)
-    for (int64_t at = 0; at < task->size[t]; at += BLOCK, block++)
-      if (block % threads == thread) {
+    for (int64_t at = 0; at < task->size[t]; at += BLOCK, turn++)
+      if (turn % threads == thread) {
         int64_t n = task->size[t] - at < BLOCK ? task->size[t] - at : BLOCK;
         REAL *theta = task->theta ? (REAL *)task->theta[t] + at : 0, *p = task->p ? (REAL *)task->p[t] + at : 0;
-        NAME(block)(theta, p, task->g ? (REAL *)task->g[t] + at : 0, n, task, block);
+        NAME(block)(theta, p, task->g ? (REAL *)task->g[t] + at : 0, n, task, t, task->first[t] + at / BLOCK);
       }
+  RESTORE
 }
 
 void NAME(run)(int64_t tensors, void *const *theta, void *const *p, void *const *g, const int64_t *size,
-               int64_t blocks, int64_t ops, const Op *op, const uint64_t *key, int64_t threads) {
-  const Task task = {tensors, blocks, ops, theta, p, g, size, op, key};
+               const int64_t *first, const int64_t *row, const uint64_t *lane, int64_t blocks, int64_t ops, const Op *op,
+               const uint64_t *key, int64_t threads) {
+  const Task task = {tensors, blocks, ops, theta, p, g, size, first, row, lane, op, key};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   NAME(share)(&task, omp_get_thread_num(), omp_get_num_threads());
 }
 
 // The angle of the point (b, a) in units of π: atan2(a, b)/π.
 static inline __attribute__((always_inline)) REAL NAME(angle)(REAL a, REAL b) {
-  REAL x = a < 0 ? -a : a, y = b < 0 ? -b : b, t = x < y ? x / y : (x > 0 ? y / x : 0);
-  int steep = t > (REAL)0.41421356237309504880;  // tan π/8
-  REAL u = steep ? (t - 1) / (t + 1) : t, u2 = u * u, series = 0;
+  REAL x = a < 0 ? -a : a, y = b < 0 ? -b : b, low = x < y ? x : y, high = x < y ? y : x;
+  REAL t = low / (high + (REAL)1e-37);  // 0 at the origin
+  REAL steep = t > (REAL)0.41421356237309504880 ? 1 : 0;  // tan π/8: taken from π/4
+  REAL u = (t - steep) / (1 + t * steep), u2 = u * u, series = 0;
   for (int i = 2 * TERMS; i >= 0; i--) series = series * -u2 + 1 / (REAL)(2 * i + 1);
-  REAL z = u * series * (REAL)(1 / PI) + (steep ? (REAL)0.25 : 0);
+  REAL z = u * series * (REAL)(1 / PI) + (REAL)0.25 * steep;
   z = x < y ? z : (REAL)0.5 - z;
   z = b < 0 ? 1 - z : z;
   return a < 0 ? -z : z;
@@ -222,12 +250,13 @@ CLONES static void NAME(circles)(const Bounded *task, int64_t from, int64_t to) 
         for (int64_t i = 0; i < m; i++) q[i] = (REAL)PI * NAME(angle)(r * sine[i] + cg * g[i], r * cosine[i]);
       }
     }
+    // beyond one turn per rounding error the angle says nothing any more
+    const REAL most = (REAL)((SIGNED)1 << MANTISSA);
+    for (int64_t i = 0; i < m; i++) q[i] = (q[i] < 0 ? -q[i] : q[i]) < most ? q[i] : 0;
     for (int64_t i = 0; i < m; i++) {
-      // beyond one turn per rounding error the angle says nothing any more
-      REAL c, x = q[i] * turns * (REAL)0.5, most = (REAL)((SIGNED)1 << MANTISSA);
-      int known = x < most && x > -most;
-      SIGNED whole = (SIGNED)((known ? x : 0) + (x >= 0 ? (REAL)0.5 : (REAL)-0.5));
-      q[i] = known ? q[i] - (REAL)(2 * PI) * (REAL)whole : 0;
+      REAL c, x = q[i] * turns * (REAL)0.5;
+      SIGNED whole = (SIGNED)(x + (x >= 0 ? (REAL)0.5 : (REAL)-0.5));
+      q[i] -= (REAL)(2 * PI) * (REAL)whole;
       NAME(turn)(q[i] * turns, &sine[i], &c);
       theta[i] = r * sine[i];
     }
@@ -302,8 +331,10 @@ void NAME(bounded)(int64_t rows, int64_t columns, int64_t slack, void *theta, vo
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t i = 0; i < pieces; i++) {
     int64_t from = i * unit, to = from + unit < rows ? from + unit : rows;
+    FLUSH
     if (columns) NAME(spheres)(&task, from, to);
     else NAME(circles)(&task, from, to);
+    RESTORE
   }
 }
 
@@ -328,5 +359,6 @@ int64_t NAME(finite)(int64_t tensors, void *const *x, const int64_t *size, int64
 }
 
 #include "stiefel.c"
+#include "mlp.c"
 
 #endif

@@ -19,20 +19,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 __all__ = [
     "BLOCK",
     "DRAWS",
     "Bounded",
+    "Layout",
     "Stiefel",
     "addresses",
     "bounded",
     "finite",
+    "gradients",
     "integers",
     "library",
     "pack",
+    "pack_each",
     "product",
+    "replicas_in",
+    "rows_of",
     "run",
     "serves",
     "stiefel",
@@ -55,7 +61,7 @@ def library() -> ctypes.CDLL | None:
     source = Path(__file__).with_name("native.c")
     compiler = os.environ.get("CC", "cc")
     try:
-        texts = [source.read_text(), source.with_name("stiefel.c").read_text()]
+        texts = [source.read_text(), *(source.with_name(f"{part}.c").read_text() for part in ("stiefel", "mlp"))]
         recipe = "\0".join((*texts, compiler, *FLAGS, platform.machine(), platform.platform()))
         name = f"native-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tether"
@@ -89,27 +95,81 @@ def addresses(tensors: Iterable[torch.Tensor]) -> array[int]:
     return array("q", [x.data_ptr() for x in tensors])
 
 
+def pack_each(ops: Sequence[tuple[Any, ...]], rows: int) -> bytes:
+    """Ops with numbers that may be one for each replica, as a row of ops for each."""
+    table = np.empty((rows, len(ops)), dtype="=i8,=i8,=f8,=f8,=f8,=f8")
+    for i, op in enumerate(ops):
+        for j, value in enumerate(op):
+            table[f"f{j}"][:, i] = value
+    return table.tobytes()
+
+
+def replicas_in(ops: Iterable[tuple[Any, ...]]) -> int:
+    """How many numbers an op holds where it holds one for each replica; 0 where none does."""
+    return max([0, *(len(c) for op in ops for c in op if isinstance(c, torch.Tensor) and c.dim())])
+
+
+def rows_of(table: bytes, rows: int) -> list[bytes]:
+    """The rows of such a table."""
+    length = len(table) // rows
+    return [table[i * length : (i + 1) * length] for i in range(rows)]
+
+
 def pack(ops: Iterable[Op]) -> bytes:
     """Ops in the form of the kernel's struct."""
     return b"".join([OP.pack(*op) for op in ops])
 
 
+class Layout:
+    """How tensors lie: each as one, or as `rows` replicas that share a name, with a row of ops and a stream each.
+
+    `lanes` are the numbers of the replicas; a single tensor may be one of them, too.
+    """
+
+    def __init__(self, counts: Sequence[int], rows: int = 1, lanes: Sequence[int] | None = None) -> None:
+        self.rows, self.pieces = rows, len(counts) * rows
+        self.counts = counts  # of one replica
+        self.sizes = integers([size for size in counts for _ in range(rows)])
+        blocks = [-(-size // BLOCK) for size in counts]
+        firsts = [sum(blocks[:i]) for i in range(len(counts))]
+        self.first = integers([first for first in firsts for _ in range(rows)])
+        self.blocks = sum(blocks)
+        self.none = integers([0] * self.pieces)
+        self.row = integers([row for _ in counts for row in range(rows)])
+        self.lane = self.none if lanes is None else integers([lane + 1 for _ in counts for lane in lanes])
+        self.large = sum(counts) * rows >= SMALL
+
+    def addresses(self, tensors: Sequence[torch.Tensor]) -> array[int]:
+        """Where the pieces of these contiguous tensors lie."""
+        if self.rows == 1:
+            return addresses(tensors)
+        places = array("q")
+        for x, count in zip(tensors, self.counts, strict=True):
+            base, stride = x.data_ptr(), count * x.element_size()
+            places.extend(range(base, base + stride * self.rows, stride) if stride else [base] * self.rows)
+        return places
+
+
 def run(
     dtype: torch.dtype,
-    sizes: array[int],
-    blocks: int,
+    layout: Layout,
     ops: bytes,
     keys: bytes,
     *,
+    each: int = 0,
     θ: array[int] | None = None,
     p: array[int] | None = None,
     g: array[int] | None = None,
 ) -> None:
-    """Take the tensors at these addresses through the ops; `keys` start the streams of each draw and block."""
-    threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1
-    addresses = (None if x is None else x.buffer_info()[0] for x in (θ, p, g))
-    function = _functions()["run", dtype]
-    function(len(sizes), *addresses, sizes.buffer_info()[0], blocks, len(ops) // OP.size, ops, keys, threads)
+    """Take the tensors at these addresses through the ops; `keys` start the streams of each draw and block.
+
+    `each` is the number of rows of ops where every replica has its own.
+    """
+    vectors = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
+    row = layout.row if each else layout.none
+    places = [x.buffer_info()[0] for x in (layout.sizes, layout.first, row, layout.lane)]
+    count, threads = len(ops) // OP.size // max(each, 1), torch.get_num_threads() if layout.large else 1
+    _functions()["run", dtype](layout.pieces, *vectors, *places, layout.blocks, count, ops, keys, threads)
 
 
 class Bounded(NamedTuple):
@@ -133,21 +193,17 @@ class Stiefel(NamedTuple):
 
 
 def bounded(
-    kind: Bounded,
-    θ: torch.Tensor,
-    q: torch.Tensor,
-    p: torch.Tensor | None,
-    g: torch.Tensor | None,
-    noise: Sequence[torch.Tensor],
-    ops: bytes,
+    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor | None], ops: bytes
 ) -> None:
-    """Take contiguous parameters on circles or spheres through the ops, in place."""
+    """Take a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
+    θ = vectors[0]
+    assert θ is not None
     threads = torch.get_num_threads() if θ.numel() >= SMALL else 1
-    vectors = (x.data_ptr() if x is not None else None for x in (θ, q, p, g))
-    at = addresses(noise)
+    drawn = addresses(x for x in noise if x is not None)
     run = _functions()["bounded", θ.dtype]
-    places = (*vectors, kind.radius.buffer_info()[0], at.buffer_info()[0])
-    run(kind.rows, kind.columns, kind.slack, *places, len(ops) // OP.size, ops, threads)
+    at = [None if x is None else x.data_ptr() for x in vectors]
+    at += [kind.radius.buffer_info()[0], drawn.buffer_info()[0]]
+    run(kind.rows, kind.columns, kind.slack, *at, len(ops) // OP.size, ops, threads)
 
 
 def stiefel(
@@ -159,6 +215,7 @@ def stiefel(
     out: torch.Tensor,
     moved: torch.Tensor | None,
     ops: bytes,
+    each: int = 0,
 ) -> list[int]:
     """Take matrices with orthonormal columns through the ops, into `out` and `moved`; returns those too hard for it."""
     r, s, tall, *limits = kind
@@ -173,7 +230,7 @@ def stiefel(
     places = [out.data_ptr(), None if moved is None else moved.data_ptr()]
     work = [ok.buffer_info()[0], scratch.data_ptr(), room, threads]
     _functions()["stiefel", dtype](
-        len(θ), r, s, tall, *at, *places, len(ops) // OP.size, ops, *limits, product(dtype), *work
+        len(θ), r, s, tall, *at, *places, len(ops) // OP.size // max(each, 1), ops, each, *limits, product(dtype), *work
     )
     return [i for i, fine in enumerate(ok) if not fine]
 
@@ -193,6 +250,19 @@ def product(dtype: torch.dtype) -> int | None:
         return None
 
 
+def gradients(
+    dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
+) -> None:
+    """Losses and gradients of many perceptrons; see `tether.mlp`, which lays out the arguments."""
+    at = [None if x is None else x.buffer_info()[0] for x in tables]
+    x, y, points, index, kind, losses, room = data
+    replicas = sizes[0]
+    threads = min(torch.get_num_threads(), replicas)
+    scratch = _scratch(dtype, room * threads)
+    rest = [index.data_ptr(), kind, losses.data_ptr(), product(dtype), scratch.data_ptr(), room, threads]
+    _functions()["gradients", dtype](*sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
+
+
 def finite(dtype: torch.dtype, sizes: array[int], x: array[int]) -> bool:
     """Are all numbers of the contiguous tensors at these addresses finite?"""
     threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1
@@ -206,13 +276,17 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
     size, address = ctypes.c_int64, ctypes.c_void_p
     for dtype, suffix in SUFFIX.items():
         functions["run", dtype] = run = getattr(library(), f"run_{suffix}")
-        run.argtypes, run.restype = [size, *[address] * 4, size, size, address, ctypes.c_char_p, size], None
+        run.argtypes, run.restype = [size, *[address] * 7, size, size, address, ctypes.c_char_p, size], None
         functions["bounded", dtype] = bound = getattr(library(), f"bounded_{suffix}")
         bound.argtypes, bound.restype = [size] * 3 + [address] * 6 + [size, address, size], None
         functions["stiefel", dtype] = matrices = getattr(library(), f"stiefel_{suffix}")
         limits = [ctypes.c_double, ctypes.c_double, size]
-        matrices.argtypes = [*[size] * 4, *[address] * 6, size, ctypes.c_char_p, *limits, *[address] * 3, size, size]
+        numbers = [size, ctypes.c_char_p, size, *limits]
+        matrices.argtypes = [*[size] * 4, *[address] * 6, *numbers, *[address] * 3, size, size]
         matrices.restype = None
+        functions["gradients", dtype] = nets = getattr(library(), f"gradients_{suffix}")
+        nets.argtypes = [*[size] * 3, *[address] * 9, size, size, address, size, *[address] * 3, size, size]
+        nets.restype = None
         functions["finite", dtype] = test = getattr(library(), f"finite_{suffix}")
         test.argtypes, test.restype = [size, address, address, size], size
     return functions

@@ -27,6 +27,7 @@ __all__ = ["BLOCK", "CHUNK", "Normals", "keys", "reference"]
 # chunks, and a chunk of m normals takes k = ⌈m/2⌉ radii, then k angles; its first k normals are the cosines.
 BLOCK = native.BLOCK
 CHUNK = 1 << 11
+GOLDEN = 0x9E3779B97F4A7C15  # lanes start apart by this
 
 
 def key(seed: int, step: int, draw: int, name: str, block: int) -> bytes:
@@ -40,8 +41,10 @@ def keys(seed: int, step: int, draw: int, names: Sequence[str], sizes: Sequence[
     return b"".join([key(seed, step, draw, name, block) for name, block in blocks])
 
 
-def reference(size: int, seed: int, step: int, draw: int, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """The normals of a name on the CPU, in float32 or float64.
+def reference(
+    size: int, seed: int, step: int, draw: int, name: str, dtype: torch.dtype, lane: int | None = None
+) -> torch.Tensor:
+    """The normals of a name on the CPU, in float32 or float64; replicas share the name and have a lane each.
 
     ``(r cos φ, r sin φ)`` with ``r = √(−2 log u)``, ``u = (|i| + ¼)/2³¹`` and ``φ = π j/2³¹`` from signed
     32-bit integers i, j; 64 bits for float64.
@@ -50,8 +53,12 @@ def reference(size: int, seed: int, step: int, draw: int, name: str, dtype: torc
     out = torch.empty(size, dtype=dtype)
     for at, piece in enumerate(torch.split(out, BLOCK) if size else ()):
         words = np.random.SFC64(0)
-        start = np.frombuffer(key(seed, step, draw, name, at) + b"\1\0\0\0\0\0\0\0", dtype="<u8")
+        start = np.frombuffer(key(seed, step, draw, name, at) + b"\1\0\0\0\0\0\0\0", dtype="<u8").copy()
+        if lane is not None:
+            start[2] += np.uint64((lane + 1) * GOLDEN % 2**64)
         words.state = {"bit_generator": "SFC64", "state": {"state": start}, "has_uint32": 0, "uinteger": 0}
+        if lane is not None:
+            words.random_raw(12)  # the rounds that mix neighbouring lanes
         for chunk in torch.split(piece, CHUNK):
             k = (len(chunk) + 1) // 2
             integers = words.random_raw(k if bits == 31 else 2 * k).view(integer)
@@ -63,7 +70,10 @@ def reference(size: int, seed: int, step: int, draw: int, name: str, dtype: torc
 
 
 class Normals:
-    """Fresh standard normals for tensors that lie at `offsets` in one flat buffer."""
+    """Fresh standard normals for tensors that lie at `offsets` in one flat buffer.
+
+    `sizes` are whole sizes; with `rows` replicas each has its share and the lane of its number.
+    """
 
     def __init__(
         self,
@@ -73,8 +83,11 @@ class Normals:
         total: int,
         dtype: torch.dtype,
         device: torch.device,
+        rows: int = 1,
+        lanes: Sequence[int] | None = None,
     ) -> None:
-        self.names, self.sizes, self.device = names, sizes, device
+        self.names, self.device, self.lanes = names, device, lanes
+        self.layout = native.Layout([size // rows for size in sizes], rows, lanes)
         self.flat = torch.zeros(total, dtype=dtype, device=device)
         # Half precision is rounded from float32.
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
@@ -83,23 +96,22 @@ class Normals:
 
     def draw(self, seed: int, step: int, draw: int) -> torch.Tensor:
         """The flat buffer, filled; it is overwritten by the next draw."""
-        if self.device.type != "cpu":
-            by_device(self.pieces, [key(seed, step, draw, name, 0) for name in self.names])
-        elif native.serves(self.wide.dtype, self.device):
+        if native.serves(self.wide.dtype, self.device):
             fill = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
-            start = keys(seed, step, draw, self.names, self.sizes)
-            sizes, to = native.integers(self.sizes), native.addresses(self.pieces)
-            native.run(self.wide.dtype, sizes, len(start) // 24, fill, start, p=to)
+            start = keys(seed, step, draw, self.names, self.layout.counts)
+            native.run(self.wide.dtype, self.layout, fill, start, p=self.layout.addresses(self.pieces))
         else:
-            for piece, name in zip(self.pieces, self.names, strict=True):
-                piece.copy_(reference(piece.numel(), seed, step, draw, name, piece.dtype))
+            for piece, name, count in zip(self.pieces, self.names, self.layout.counts, strict=True):
+                for lane, part in zip(self.lanes or (None,), piece.view(-1, count) if count else [], strict=False):
+                    if self.device.type == "cpu":
+                        part.copy_(reference(part.numel(), seed, step, draw, name, part.dtype, lane))
+                    else:
+                        by_device(part, key(seed, step, draw, name if lane is None else f"{name} {lane}", 0))
         if self.wide is not self.flat:
             self.flat.copy_(self.wide)
         return self.flat
 
 
-def by_device(pieces: Sequence[torch.Tensor], names: Sequence[bytes]) -> None:
-    """Fill by the generator of the tensors' own device, seeded by the names."""
-    for piece, name in zip(pieces, names, strict=True):
-        generator = torch.Generator(piece.device).manual_seed(int.from_bytes(name[:8], "little") >> 1)
-        piece.normal_(generator=generator)
+def by_device(piece: torch.Tensor, name: bytes) -> None:
+    """Fill by the generator of the tensor's own device, seeded by the name."""
+    piece.normal_(generator=torch.Generator(piece.device).manual_seed(int.from_bytes(name[:8], "little") >> 1))

@@ -11,8 +11,9 @@ import torch
 
 from tether import native
 from tether.constrained import Constrained, Stack, place, stacks, write
-from tether.motion import Motion
+from tether.motion import Lanes, Motion
 from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
+from tether.replicas import Replicas
 from tether.surfaces import Free, Surface
 from tether.table import table
 from tether.words import Word, parse
@@ -23,13 +24,14 @@ __all__ = ["NonFiniteGradient", "Optimizer"]
 class NonFiniteGradient(RuntimeError):
     """A gradient holds inf or nan; nothing has been moved. `names` are the parameters concerned."""
 
-    def __init__(self, found: Mapping[str, str]) -> None:
+    def __init__(self, found: Mapping[str, str], replicas: Sequence[int] = ()) -> None:
         where = "; ".join(f"{name!r} ({what})" for name, what in found.items())
+        where += f"; replica {', '.join(map(str, replicas))}" if replicas else ""
         super().__init__(
             f"non-finite gradient in {where}. No parameter was moved: lower lr or clip the gradient, "
             "or skip such steps with Optimizer(..., on_nonfinite='skip')"
         )
-        self.names = tuple(found)
+        self.names, self.replicas = tuple(found), tuple(replicas)
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -51,6 +53,8 @@ class Optimizer(torch.optim.Optimizer):
         lr: the step size h of every part that does not set its own. Note that a word with momenta moves by
             h² per gradient: ``OBA`` equals ``torch.optim.SGD(lr=h**2, momentum=exp(-friction*h))``.
         seed: names the noise together with the step and the parameter; see `tether.noise`.
+        batch_dims: 1 where the parameters hold replicas along their first axis, as those of `tether.Replicas` do: then
+            noise, thermostats and surfaces are each replica's own, and a field may be a tensor with a number for each.
         on_nonfinite: ``"raise"`` (nothing moved) or ``"skip"`` the step when a gradient holds inf or nan.
         foreach: False applies every letter tensor by tensor: slower, the same numbers to rounding.
         part_fields: defaults for the fields of every part, e.g. ``word="BAOAB", friction=1.0``.
@@ -58,6 +62,7 @@ class Optimizer(torch.optim.Optimizer):
 
     method: str | None = None  # set by tether.methods, for the citation
     skipped: int = 0
+    _resting: Sequence[int] = ()  # the replicas that stand still in this step
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class Optimizer(torch.optim.Optimizer):
         *,
         lr: float | torch.Tensor,
         seed: int = 0,
+        batch_dims: int | None = None,
         on_nonfinite: str = "raise",
         foreach: bool = True,
         **part_fields: Any,
@@ -75,12 +81,19 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"on_nonfinite={on_nonfinite!r} must be 'raise' or 'skip'")
         if not isinstance(seed, int):
             raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
-        # `step` and `previous_lr` are state, kept with the fields because torch saves those as they are.
-        defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, "step": 0, "previous_lr": 0.0}
+        if batch_dims is None:
+            batch_dims = int(isinstance(params, Replicas))
+        if batch_dims not in (0, 1):
+            raise ValueError(f"batch_dims={batch_dims!r} must be 0, or 1 where the first axis is replicas")
+        # `step`, `previous_lr` and `stopped` are state, kept with the fields because torch saves those as they are.
+        state = {"step": 0, "previous_lr": 0.0, "stopped": ()}
+        defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, **state}
         check(defaults)
+        self._batch_dims, self._lanes = batch_dims, Lanes()
         self._foreach, self._on_nonfinite = foreach, on_nonfinite
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
+        self._numbers: dict[int, Any] = {}
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
         super().__init__(_groups(params, parts, defaults), defaults)
         placed, self._placed = self._placed, None
@@ -90,14 +103,14 @@ class Optimizer(torch.optim.Optimizer):
         """Add a part given as a torch param group; its keys may be fields of a `Part`."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a param group is a dict with the key 'params', got {type(param_group).__name__}")
-        extra = {"params", "param_names", "seed", "step", "previous_lr", "initial_lr"}
+        extra = {"params", "param_names", "seed", "step", "previous_lr", "stopped", "initial_lr"}
         known_fields((key for key in param_group if key not in extra), "param group")
         group = {**self.defaults, **{key: value for key, value in param_group.items() if value is not None}}
         check(group)
         group = plain(group, getattr(self, "param_groups", []))
         surface, group["on"] = group["on"], repr(group["on"])  # a checkpoint holds plain values only
         if getattr(self, "param_groups", None):
-            group["step"] = self.param_groups[0]["step"]
+            group["step"], group["stopped"] = self.param_groups[0]["step"], self.param_groups[0]["stopped"]
         super().add_param_group(group)
         added = self.param_groups.pop()
         names: dict[torch.Tensor, str] = {}
@@ -115,11 +128,23 @@ class Optimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"{names[param]!r} and {name!r} are one tensor: name it once, as named_parameters() does"
                 )
+            if not names and not self.param_groups:
+                self._lanes = _lanes(name, param, self._batch_dims)
+            if self._batch_dims and (param.dim() == 0 or len(param) != self._lanes.rows or not param.is_contiguous()):
+                raise ValueError(
+                    f"parameter {name!r} of shape {tuple(param.shape)} does not hold {self._lanes.rows} replicas along "
+                    "its first axis, contiguous in memory: use tether.Replicas, or batch_dims=0"
+                )
             if isinstance(surface, Surface):
-                surface.check(name, param.shape)
+                surface.check(name, param.shape[self._batch_dims :])
             names[param] = name
+        for field in (*NUMERIC, "thermostat"):
+            value, n = added[field], self._lanes.rows if self._batch_dims else 0
+            if isinstance(value, torch.Tensor) and value.dim() and len(value) != n:
+                rule = f"{n}, one for each replica" if n else "one, or batch_dims must be 1"
+                raise ValueError(f"part {added['where']!r}: {field} holds {len(value)} numbers; it must hold {rule}")
         if isinstance(surface, Surface):
-            placed = place({name: param for param, name in names.items()}, surface, added["seed"])
+            placed = place({name: param for param, name in names.items()}, surface, added["seed"], self._lanes)
             if self._placed is None:
                 write(placed)
             else:
@@ -127,7 +152,12 @@ class Optimizer(torch.optim.Optimizer):
         if "ξ" in parse(added["word"]).needs and not isinstance(added["thermostat"], torch.Tensor):
             wide = torch.float64 if any(param.dtype is torch.float64 for param in names) else torch.float32
             device = next(iter(names)).device if names else None
-            added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
+            if self._batch_dims:
+                added["thermostat"] = torch.full((self._lanes.rows,), added["thermostat"], dtype=torch.float64)
+            else:
+                added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
+        elif self._batch_dims and isinstance(added["thermostat"], torch.Tensor):
+            added["thermostat"] = added["thermostat"].double().expand(self._lanes.rows).clone()
         self.param_groups.append(added)
         self._surfaces.append(surface)
         self._motions.append(None)
@@ -155,7 +185,8 @@ class Optimizer(torch.optim.Optimizer):
         motions = self._begin(words, sizes)
         if motions is None:
             return
-        rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if row[3]["lr"] != 0]
+        rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not _zero(row[3]["lr"])]
+        held = self._hold_back()
         # What may fail goes first and writes last, so that a step is done as a whole or not at all.
         for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible):
             motion.run(word.program, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
@@ -163,11 +194,12 @@ class Optimizer(torch.optim.Optimizer):
             motion.finish()
             if "ξ" in word.needs:
                 group["thermostat"] = motion.scalars["ξ"]
+        self._put_back(held)
         self._count_step(sizes)
 
     def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
         """Run the words as written, all parts together, with a fresh gradient before each stage."""
-        if all(size["lr"] == 0 for size in sizes):
+        if all(_zero(size["lr"]) for size in sizes):
             loss = None
             if closure is not None:
                 with torch.enable_grad():
@@ -183,7 +215,7 @@ class Optimizer(torch.optim.Optimizer):
         loss = None
         draws = [0] * len(words)
         kicked: set[torch.Tensor] = set()
-        saved = self._snapshot()
+        saved, held = self._snapshot(), None
         try:
             for stage in range(max(len(word.stages) for word in words)):
                 if stage:
@@ -191,6 +223,7 @@ class Optimizer(torch.optim.Optimizer):
                         value = closure()
                     loss = value if stage == 1 else loss
                 motions = self._begin(words, sizes, gradient=stage > 0)
+                held = held or self._hold_back()
                 if motions is None:
                     self._restore(saved)
                     return loss
@@ -209,20 +242,28 @@ class Optimizer(torch.optim.Optimizer):
             self._restore(saved)
             raise
         self._restore(saved, unless=kicked)  # what drifted before the first kick and then got none
+        self._put_back(held)
         self._count_step(sizes)
         return loss
 
     def _rows(self) -> tuple[list[Word], list[dict[str, Any]]]:
         """The words of the table and the values of its fields."""
-        groups = self.param_groups
-        return [parse(group["word"]) for group in groups], [_values(group) for group in groups]
+        groups, n = self.param_groups, self._lanes.rows if self._batch_dims else 0
+        return [parse(group["word"]) for group in groups], [_values(group, self._numbers, n) for group in groups]
 
     def _begin(
         self, words: list[Word], sizes: list[dict[str, Any]], gradient: bool = True
     ) -> list[Motion | Constrained] | None:
         """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
         found = self._faulty_gradients() if gradient else {}
-        if found:
+        self._resting = [*self.param_groups[0]["stopped"]] if self.param_groups else []
+        if found and self._batch_dims:
+            faulty = self._faulty_replicas()
+            if faulty and self._on_nonfinite == "raise":
+                raise NonFiniteGradient(found, faulty)
+            self.skipped += bool(faulty)
+            self._resting = [*self._resting, *faulty]
+        elif found:
             if self._on_nonfinite == "raise":
                 raise NonFiniteGradient(found)
             self.skipped += 1
@@ -235,19 +276,21 @@ class Optimizer(torch.optim.Optimizer):
             if motion is None or motion.stale(momenta):
                 names = [name for name, _ in _named(group, first)]
                 if isinstance(surface, Surface):
-                    motion = Constrained(group["params"], names, momenta, self.state, surface)
+                    motion = Constrained(group["params"], names, momenta, self.state, surface, self._lanes)
                 else:
                     self._check_shapes(group["params"], names)
-                    motion = Motion(group["params"], names, momenta, self.state, not self._foreach)
+                    motion = Motion(group["params"], names, momenta, self.state, not self._foreach, self._lanes)
                 self._motions[i] = motion
             first += len(group["params"])
-            motion.begin(size, size["ω"], gradient)
+            motion.begin(size, size["ω"], gradient, self._resting)
             if "ξ" in word.needs and not isinstance(size["ξ"], torch.Tensor) and motion.live:
                 block = motion.live[0]
                 wide = torch.float64 if block.dtype is torch.float64 else torch.float32
                 size["ξ"] = torch.tensor(float(size["ξ"]), dtype=wide, device=block.device)
+                if self._batch_dims:
+                    size["ξ"] = size["ξ"].double().cpu().expand(self._lanes.rows).clone()
             if group["normalised"] and size["N"]:
-                size["ε"] = float(group["coupling"]) / size["N"]
+                size["ε"] = size["ε"] / size["N"]
             motions.append(motion)
         return motions
 
@@ -284,12 +327,52 @@ class Optimizer(torch.optim.Optimizer):
             first += len(group["params"])
         return found
 
+    def _faulty_replicas(self) -> list[int]:
+        """Those with a non-finite gradient, but for the stopped ones."""
+        faulty: set[int] = set()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    rows = param.grad.reshape(len(param), -1).isfinite().all(1)
+                    faulty |= set((~rows).nonzero().flatten().tolist())
+        return sorted(faulty - set(self.param_groups[0]["stopped"]))
+
+    def stop(self, replicas: Iterable[int]) -> None:
+        """Let these replicas, by their place along the first axis, stand still from now on; the others go on."""
+        chosen = {int(i) for i in replicas}
+        if not self._batch_dims or not chosen <= set(range(self._lanes.rows)):
+            raise ValueError(f"cannot stop {sorted(chosen)}: this optimizer moves {self._lanes.rows} replica(s)")
+        for group in self.param_groups:
+            group["stopped"] = tuple(sorted(chosen | set(group["stopped"])))
+
+    def _hold_back(self) -> tuple[list[int], list[tuple[torch.Tensor, torch.Tensor]], list[Any]] | None:
+        """What belongs to replicas that rest, to be put back after the step."""
+        if not self._resting:
+            return None
+        rows = list(self._resting)
+        tensors = [x for group in self.param_groups for x in group["params"]]
+        tensors += [y for x in tensors for y in self.state.get(x, {}).values() if y.dim()]
+        return rows, [(x, x.detach()[rows].clone()) for x in tensors], [g["thermostat"] for g in self.param_groups]
+
+    def _put_back(self, held: tuple[list[int], list[tuple[torch.Tensor, torch.Tensor]], list[Any]] | None) -> None:
+        if held is None:
+            return
+        rows, tensors, thermostats = held
+        for x, values in tensors:
+            x[rows] = values
+        for group, before in zip(self.param_groups, thermostats, strict=True):
+            if isinstance(group["thermostat"], torch.Tensor) and group["thermostat"].dim():
+                group["thermostat"][rows] = before[rows]
+
     def _count_step(self, sizes: list[dict[str, Any]]) -> None:
-        if all(size["lr"] == 0 for size in sizes):
+        if all(_zero(size["lr"]) for size in sizes):
             return  # nothing moved: distributed checkpointing steps like this to make the state
         for group, size in zip(self.param_groups, sizes, strict=True):
             group["step"] += 1
-            group["previous_lr"] = size["lr"] or group["previous_lr"]
+            if isinstance(size["lr"], torch.Tensor):
+                group["previous_lr"] = torch.where(size["lr"] == 0, group["previous_lr"], size["lr"])
+            else:
+                group["previous_lr"] = size["lr"] or group["previous_lr"]
 
     def _check_shapes(self, params: list[torch.Tensor], names: list[str]) -> None:
         """Raise where a parameter no longer fits its momentum."""
@@ -327,41 +410,47 @@ class Optimizer(torch.optim.Optimizer):
                     elif key == "momentum":
                         tensor.zero_()
 
-    def temperature(self) -> dict[str, float]:
-        """Kinetic temperature pᵀp/N of each part, as the last step left its momenta.
+    def temperature(self) -> dict[str, Any]:
+        """Kinetic temperature pᵀp/N of each part, as the last step left its momenta; with replicas one for each.
 
         For BAOAB, OBA and ABO, rotated to start at the kick, that is right after O, where ⟨p²⟩ = τ holds best; for
         OBABO and ABOBA it is after a half kick, where ⟨p²⟩ = τ/(1 − h²/4) on a unit harmonic well. nan for
         overdamped parts, which have no momenta.
         """
-        result: dict[str, float] = {}
+        result: dict[str, Any] = {}
         for label, group, surface in zip(self._labels(), self.param_groups, self._surfaces, strict=True):
-            squares, count = 0.0, 0
+            squares: Any = torch.zeros(self._lanes.rows, dtype=torch.float64)
+            count = 0
             if parse(group["word"]).kinetic or isinstance(surface, Surface):
                 moving = [param for param in group["params"] if "momentum" in self.state.get(param, {})]
-                squares = sum(float(self.state[x]["momentum"].detach().double().square().sum()) for x in moving)
-                count = _degrees(surface, moving if not getattr(surface, "together", False) else group["params"])
-            result[label] = squares / count if count else math.nan
+                for x in moving:
+                    momenta = self.state[x]["momentum"].detach().double().reshape(self._lanes.rows, -1)
+                    squares += momenta.square().sum(1).cpu()
+                whole = moving if not getattr(surface, "together", False) else group["params"]
+                count = _degrees(surface, whole, self._lanes)
+            each = squares / count if count else squares + math.nan
+            result[label] = each if self._batch_dims else float(each)
         return result
 
     @torch.no_grad()
-    def violation(self) -> float:
-        """The largest constraint violation |g| of all parts, 0 where nothing is constrained."""
-        worst = 0.0
+    def violation(self) -> Any:
+        """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
+        worst = torch.zeros(self._lanes.rows, dtype=torch.float64)
         for group, surface in zip(self.param_groups, self._surfaces, strict=True):
             if isinstance(surface, Surface):
                 moving = [(name, param) for name, param in _named(group, 0) if param.requires_grad]
                 for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], surface):
-                    stack = Stack(mine, labels, surface)
-                    θ = stack.gather(mine)
-                    point = stack.surface.embed(stack.point(self.state), θ)
-                    worst = max(worst, float(stack.surface.violation(point)))
-        return worst
+                    stack = Stack(mine, labels, surface, self._lanes)
+                    point = stack.surface.embed(stack.point(self.state), stack.gather(mine))
+                    for i, replica in enumerate(point.view(-1, self._lanes.rows, *point.shape[1:]).transpose(0, 1)):
+                        worst[i] = max(float(worst[i]), float(stack.surface.violation(replica)))
+        return worst if self._batch_dims else float(worst)
 
     def describe(self) -> str:
         """The table of parts, as text, with the citation of a published method."""
         fallbacks = sum({id(surface): getattr(surface, "fallbacks", 0) for surface in self._surfaces}.values())
-        return table(self.param_groups, self._labels(), self.method, self.skipped, fallbacks)
+        replicas = self._lanes.rows if self._batch_dims else 0
+        return table(self.param_groups, self._labels(), self.method, self.skipped, fallbacks, replicas)
 
     def _labels(self) -> list[str]:
         wheres = [group["where"] for group in self.param_groups]
@@ -399,12 +488,12 @@ class Optimizer(torch.optim.Optimizer):
                 )
             for j, (name, param) in zip(saved["params"], _named(group, 0), strict=False):
                 momentum = state_dict["state"].get(j, {}).get("momentum")
-                surface = self._surfaces[i]
+                surface, dims = self._surfaces[i], self._batch_dims
+                expected = tuple(param.shape)
                 if isinstance(surface, Surface):
-                    whole = (sum(x.numel() for x in group["params"]),)
-                    expected = surface.coordinates(whole if surface.together else param.shape)
-                else:
-                    expected = tuple(param.shape)
+                    whole = (sum(x.numel() for x in group["params"]) // self._lanes.rows,)
+                    own = surface.coordinates(whole if surface.together else param.shape[dims:])
+                    expected = (*param.shape[:dims], *own)
                 if momentum is not None and tuple(momentum.shape) != expected:
                     raise ValueError(
                         f"{name!r} has shape {tuple(param.shape)} and so a momentum of shape {expected}, but the one "
@@ -412,21 +501,21 @@ class Optimizer(torch.optim.Optimizer):
                     )
         super().load_state_dict(state_dict)
         self._motions = [None] * len(self.param_groups)
-        # torch casts state to the parameter's dtype; on a surface that is too coarse for half precision.
+        # torch casts state to the parameter's dtype, too coarse on a surface for half precision, and does not copy it.
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for j, param in zip(saved["params"], group["params"], strict=True):
-                if group["on"] != "Free()" and j in state_dict["state"]:
-                    own = state_dict["state"][j].items()
+                if j in state_dict["state"]:
+                    own = (self.state[param] if group["on"] == "Free()" else state_dict["state"][j]).items()
                     self.state[param] = {key: value.to(param.device, copy=True) for key, value in own}
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        own = ("_foreach", "_on_nonfinite", "_surfaces", "method", "skipped")
+        own = ("_foreach", "_on_nonfinite", "_surfaces", "_batch_dims", "_lanes", "method", "skipped")
         return {**state, **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._motions, self._placed = [None] * len(self.param_groups), None
+        self._motions, self._placed, self._numbers = [None] * len(self.param_groups), None, {}
 
     def __repr__(self) -> str:
         return self.describe()
@@ -464,23 +553,51 @@ def _named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
     return list(zip(group.get("param_names") or [str(first + i) for i in range(len(params))], params, strict=True))
 
 
-def _degrees(surface: Surface | Free, params: list[torch.Tensor]) -> int:
-    """Degrees of freedom: the number of parameters, minus the constraints."""
+def _lanes(name: str, param: torch.Tensor, batch_dims: int) -> Lanes:
+    """Which replicas a parameter holds, and by which numbers their noise is named."""
+    numbers = getattr(param, "replicas", None)
+    if not batch_dims:
+        return Lanes(1, numbers) if numbers is not None and len(numbers) == 1 else Lanes()
+    if param.dim() == 0 or not len(param):
+        raise ValueError(f"parameter {name!r} of shape {tuple(param.shape)} has no axis of replicas: use batch_dims=0")
+    rows = len(param)
+    return Lanes(rows, tuple(range(rows)) if numbers is None or len(numbers) != rows else tuple(numbers), True)
+
+
+def _zero(lr: Any) -> bool:
+    return not bool(lr.any()) if isinstance(lr, torch.Tensor) else lr == 0
+
+
+def _degrees(surface: Surface | Free, params: list[torch.Tensor], lanes: Lanes) -> int:
+    """Degrees of freedom of one replica: the number of parameters, minus the constraints."""
     if isinstance(surface, Free):
-        return sum(param.numel() for param in params)
+        return sum(param.numel() for param in params) // lanes.rows
     groups = stacks(params, [""] * len(params), surface)
-    bound = [Stack(mine, names, surface) for mine, names in groups]
+    bound = [Stack(mine, names, surface, lanes) for mine, names in groups]
     return sum((1 if b.joint else len(b.params)) * b.surface.dimension(b.shape) for b in bound)
 
 
-def _values(group: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them."""
+def _values(group: dict[str, Any], known: dict[int, Any], replicas: int) -> dict[str, Any]:
+    """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them.
+
+    A tensor with a number for each replica is made double once, and `known` as long as nobody writes to it.
+    """
     fields = tuple([group[name] for name in NUMERIC])
     where = group["where"]
     if all(type(value) is float for value in fields):
         numbers = _checked(where, fields)
     else:
-        numbers = _checked.__wrapped__(where, fields)
+        given: list[Any] = []
+        for name, value in zip(NUMERIC, fields, strict=True):
+            if isinstance(value, torch.Tensor) and value.dim():
+                kept = known.get(id(value))
+                if kept is None or kept[0] is not value or kept[1] != value._version:
+                    number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
+                    kept = known[id(value)] = (value, value._version, value.detach().double().cpu().clone())
+                given.append(kept[2])
+            else:
+                given.append(number(f"part {where!r}", name, value, allow_infinite=name == "friction"))
+        numbers = tuple(given)
     values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ", "ω"), numbers, strict=True))
     values["ξ"] = group["thermostat"]
     if not isinstance(values["ξ"], torch.Tensor):

@@ -60,11 +60,11 @@ class Part:
     word: str | None = None
     on: Surface | Free | None = None
     lr: float | torch.Tensor | None = None
-    friction: float | None = None
-    temperature: float | None = None
-    coupling: float | None = None
-    noise: float | None = None
-    weight_decay: float | None = None
+    friction: float | torch.Tensor | None = None
+    temperature: float | torch.Tensor | None = None
+    coupling: float | torch.Tensor | None = None
+    noise: float | torch.Tensor | None = None
+    weight_decay: float | torch.Tensor | None = None
     thermostat: float | None = None
     normalised: bool | None = None
 
@@ -98,8 +98,8 @@ def check(row: Mapping[str, Any]) -> None:
     if not isinstance(row["on"], Surface | Free):
         raise TypeError(f"{where}: on={row['on']!r} must be a surface, e.g. on=tether.Orthogonal()")
     for name in NUMERIC:
-        number(where, name, row[name], allow_infinite=name == "friction")
-    number(where, "thermostat", row["thermostat"], allow_negative=True)
+        number(where, name, row[name], allow_infinite=name == "friction", replicas=None)
+    number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
     if not isinstance(row["normalised"], bool):
         raise TypeError(f"{where}: normalised={row['normalised']!r} must be True or False")
 
@@ -116,9 +116,26 @@ def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[s
     return own
 
 
-def number(where: str, name: str, value: Any, *, allow_infinite: bool = False, allow_negative: bool = False) -> float:
-    """The value as a float, or an error that names it, the rule and a fix."""
+def number(
+    where: str,
+    name: str,
+    value: Any,
+    *,
+    allow_infinite: bool = False,
+    allow_negative: bool = False,
+    replicas: int | None = 0,
+) -> Any:
+    """The value as a float, or a tensor with one for each replica; else an error that names it, the rule and a fix.
+
+    `replicas` is how many there are; None where that is not known yet.
+    """
     rule = "a finite number" if allow_negative else ("0 or more (inf included)" if allow_infinite else "finite and ≥ 0")
+    vector = isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) > 0 and not value.is_complex()
+    if vector and (replicas is None or len(value) == replicas):
+        bounds = [float(value.min()), float(value.max())]  # nan, if there is one, is both
+        for x in bounds:
+            number(where, f"an entry of {name}", x, allow_infinite=allow_infinite, allow_negative=allow_negative)
+        return value
     if not (
         isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex())
     ):

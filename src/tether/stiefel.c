@@ -159,17 +159,20 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
 
 // A stack of matrices, `ok` telling which could be moved. Large ones leave the threads to the products.
 void NAME(stiefel)(int64_t count, int64_t r, int64_t s, int64_t tall, void *const *theta, void *const *p, void *const *g,
-                   void *const *noise, void *out, void *moved, int64_t ops, const Op *op, double tolerance, double scale,
-                   int64_t iterations, void *gemm, int64_t *ok, void *scratch, int64_t room, int64_t threads) {
+                   void *const *noise, void *out, void *moved, int64_t ops, const Op *op, int64_t each, double tolerance,
+                   double scale, int64_t iterations, void *gemm, int64_t *ok, void *scratch, int64_t room, int64_t threads) {
   const NAME(Stiefel) m = {r, s, tall, (REAL)tolerance, (REAL)scale, iterations, threads, (NAME(Gemm) *)gemm};
   const int64_t n = r * s;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
   for (int64_t i = 0; i < count; i++) {
     const REAL *draws[8];
+    const Op *own_ops = op + (each ? i % each : 0) * ops;  // of this replica
     for (int64_t o = 0; o < ops; o++)
       if (op[o].draw >= 0) draws[op[o].draw] = (const REAL *)noise[op[o].draw] + i * n;
     REAL *own = (REAL *)scratch + omp_get_thread_num() * room;
-    ok[i] = NAME(matrix)(&m, theta[i], p ? p[i] : 0, g ? g[i] : 0, draws, ops, op, (REAL *)out + i * n,
+    FLUSH
+    ok[i] = NAME(matrix)(&m, theta[i], p ? p[i] : 0, g ? g[i] : 0, draws, ops, own_ops, (REAL *)out + i * n,
                          moved ? (REAL *)moved + i * n : 0, own);
+    RESTORE
   }
 }

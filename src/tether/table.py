@@ -22,7 +22,12 @@ COLUMNS = (
 
 
 def table(
-    groups: Sequence[Mapping[str, Any]], labels: Sequence[str], method: str | None, skipped: int, fallbacks: int
+    groups: Sequence[Mapping[str, Any]],
+    labels: Sequence[str],
+    method: str | None,
+    skipped: int,
+    fallbacks: int,
+    replicas: int = 0,
 ) -> str:
     """One line per part; a dot where a field does not enter the part's word."""
     rows = [["part", "parameters", "word", "on", *(column for column, _, _ in COLUMNS)]]
@@ -31,13 +36,21 @@ def table(
         numbers = [_number(group[field]) if symbol in needs else "·" for _, field, symbol in COLUMNS]
         on = "·" if group["on"] == "Free()" else group["on"]
         label = label if len(label) <= 32 or "|" not in label else f"{label.split('|')[0]}|…|{label.split('|')[-1]}"
-        rows.append([label, f"{sum(p.numel() for p in group['params']):,}", group["word"], on, *numbers])
+        rows.append(
+            [label, f"{sum(p.numel() for p in group['params']) // max(replicas, 1):,}", group["word"], on, *numbers]
+        )
     used = [i for i in range(len(rows[0])) if i < 3 or any(row[i] not in ("·", "0") for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in used]
     lines = ["  ".join(row[i].ljust(width) for i, width in zip(used, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("─" * width for width in widths))
     step = groups[0]["step"]
-    lines.append(f"step {step}, seed {groups[0]['seed']}" + (f", {skipped} skipped (non-finite)" if skipped else ""))
+    stopped = groups[0].get("stopped", ())
+    lines.append(
+        f"step {step}, seed {groups[0]['seed']}"
+        + (f", {replicas} replicas" if replicas else "")
+        + (f", {len(stopped)} of them stopped ({', '.join(map(str, stopped))})" if stopped else "")
+        + (f", {skipped} skipped (non-finite)" if skipped else "")
+    )
     if fallbacks:
         lines.append(f"{fallbacks} projections by polar factor: the steps were too long for the iteration, lower lr")
     if method:
@@ -48,4 +61,6 @@ def table(
 
 
 def _number(value: Any) -> str:
+    if getattr(value, "ndim", 0):
+        return f"{float(value.min()):.4g} … {float(value.max()):.4g}"
     return f"{float(value):.4g}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from tether import native
-from tether.surfaces.surface import Surface, SurfaceError
+from tether.surfaces.surface import Surface, SurfaceError, Time
 
 __all__ = ["Circle", "positive"]
 
@@ -76,7 +76,7 @@ class Circle(Surface):
     def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         return torch.cos(q) * self.tangent(q, v)
 
-    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
         turned = q + (h / self.r(q)) * p
         turns = torch.round(turned / (2 * math.pi))

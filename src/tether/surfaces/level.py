@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tether.surfaces.surface import Surface, SurfaceError
+from tether.surfaces.surface import Surface, SurfaceError, Time, inverse
 
 __all__ = ["Level"]
 
@@ -184,13 +184,13 @@ class Level(Surface):
         λ = torch.linalg.solve(J @ J.mT, J @ v.unsqueeze(-1))
         return v - (J.mT @ λ).squeeze(-1)
 
-    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """RATTLE: q̄ = q + hp projected along J at q, p̄ = (q₁ − q)/h projected at q₁."""
-        if h == 0:
+        if isinstance(h, float) and h == 0:
             return q, p
         trial = q + h * p
         moved = self.project(trial, q)
-        return moved, self.tangent(moved, p + (moved - trial) / h)
+        return moved, self.tangent(moved, p + inverse(h) * (moved - trial))
 
     def tolerance_for(self, q: torch.Tensor) -> float:
         if self.tolerance is not None:

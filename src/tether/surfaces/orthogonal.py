@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from tether import native
-from tether.surfaces.surface import Surface, SurfaceError
+from tether.surfaces.surface import Surface, SurfaceError, Time, inverse
 
 __all__ = ["Orthogonal", "polar"]
 
@@ -104,12 +104,12 @@ class Orthogonal(Surface):
         s = q.mT @ v
         return torch.baddbmm(v, q, s + s.mT, alpha=-0.5 / self.scale**2)
 
-    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """RATTLE (4.57): Q̄ = Q + hP, Q₁ = Q̄ − QΛ on Σ, P̄ = P − QΛ/h, P₁ = Π P̄ at Q₁."""
-        if h == 0:
+        if isinstance(h, float) and h == 0:
             return q, p
-        moved, normal = self.solve(torch.add(q, p, alpha=h), q)
-        return moved, self.tangent(moved, torch.add(p, normal, alpha=-1 / h))
+        moved, normal = self.solve(q + h * p, q)
+        return moved, self.tangent(moved, p - inverse(h) * normal)
 
     def solve(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The projected point Q̄ − Q_nΛ and the correction Q_nΛ, by quasi-Newton (4.55).

@@ -10,7 +10,7 @@ import torch
 
 from tether import native
 from tether.surfaces.circle import fits, positive, shown
-from tether.surfaces.surface import Surface, SurfaceError
+from tether.surfaces.surface import Surface, SurfaceError, Time
 
 __all__ = ["Sphere"]
 
@@ -95,7 +95,7 @@ class Sphere(Surface):
         r = self.r(q)
         return v - q * ((q * v).sum(-1, keepdim=True) / (r * r))
 
-    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Great circle: rotation in the plane of q and p by |p|h/r."""
         r, speed = self.r(q), torch.linalg.vector_norm(p, dim=-1, keepdim=True)
         angle = speed * (h / r)

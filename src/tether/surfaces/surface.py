@@ -14,11 +14,18 @@ import torch
 
 from tether import native
 
-__all__ = ["Surface", "SurfaceError"]
+__all__ = ["Surface", "SurfaceError", "Time", "inverse"]
+
+Time = float | torch.Tensor  # of a drift: one for all, or one for each tensor of the stack, shaped to act on it
 
 
 class SurfaceError(ValueError):
     """A surface that cannot be, or a parameter that it cannot hold."""
+
+
+def inverse(h: Time) -> Time:
+    """1/h; 0 where h is 0, for a drift that does not move."""
+    return torch.where(h == 0, 0.0, 1 / h) if isinstance(h, torch.Tensor) else 1 / h
 
 
 class Surface(ABC):
@@ -78,7 +85,7 @@ class Surface(ABC):
         return self.lower(self.tangent(q, v), shape)
 
     @abstractmethod
-    def drift(self, q: torch.Tensor, p: torch.Tensor, h: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """The letter A: dq = p dt along Σ for a time h."""
 
     @abstractmethod

@@ -1,0 +1,147 @@
+// Included by native.c, once for each REAL. The loss of many small perceptrons and its gradient, each replica on its own
+// minibatch of one data set, with the products by torch's own BLAS. mlp.py says what it computes; autograd is its reference.
+
+typedef struct {
+  int64_t replicas, batch, layers;
+  const int64_t *width, *activation;  // layers + 1 widths; the activation after each layer
+  const double *slope;                // of a leaky activation
+  void *const *weight, *const *bias, *const *weight_grad, *const *bias_grad;
+  const void *x, *y;
+  int64_t points_x, points_y;  // how many points lie between the data of one replica and the next; 0: all share
+  const int64_t *index;        // replicas × batch
+  int64_t loss;
+  void *losses;
+  void *gemm;
+} NAME(Net);
+
+// e^x by 2^k e^r with |r| ≤ log 2/2 and the series of e^r
+static inline __attribute__((always_inline)) REAL NAME(power)(REAL x) {
+  const REAL most = sizeof(REAL) == 4 ? 87 : 708;
+  x = x > most ? most : x < -most ? -most : x;
+  REAL k = x * (REAL)1.44269504088896340736;
+  SIGNED whole = (SIGNED)(k + (k >= 0 ? (REAL)0.5 : (REAL)-0.5));
+  REAL r = x - (REAL)whole * (REAL)0.693145751953125 - (REAL)whole * (REAL)1.42860682030941723212e-6, sum = 1;
+  for (int i = TERMS + 2 + TERMS / 3; i >= 1; i--) sum = 1 + sum * r / (REAL)i;
+  SIGNED bits = (whole + BIAS) << MANTISSA;
+  REAL scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return sum * scale;
+}
+
+CLONES static void NAME(activate)(REAL *z, int64_t n, int64_t kind, REAL slope) {
+  if (kind == RELU) for (int64_t i = 0; i < n; i++) z[i] = z[i] > 0 ? z[i] : 0;
+  if (kind == LEAKY) for (int64_t i = 0; i < n; i++) z[i] = z[i] > 0 ? z[i] : slope * z[i];
+  if (kind == TANH) for (int64_t i = 0; i < n; i++) {
+    REAL e = NAME(power)(2 * z[i]), small = z[i] * (1 - z[i] * z[i] / 3);
+    z[i] = z[i] < (REAL)2e-3 && z[i] > (REAL)-2e-3 && sizeof(REAL) == 4 ? small : 1 - 2 / (e + 1);
+  }
+  if (kind == SIGMOID) for (int64_t i = 0; i < n; i++) z[i] = 1 / (1 + NAME(power)(-z[i]));
+}
+
+// d ← d·f′ with f′ from the value f(z) = a
+CLONES static void NAME(differentiate)(REAL *d, const REAL *a, int64_t n, int64_t kind, REAL slope) {
+  if (kind == RELU) for (int64_t i = 0; i < n; i++) d[i] = a[i] > 0 ? d[i] : 0;
+  if (kind == LEAKY) for (int64_t i = 0; i < n; i++) d[i] = a[i] > 0 ? d[i] : slope * d[i];
+  if (kind == TANH) for (int64_t i = 0; i < n; i++) d[i] *= 1 - a[i] * a[i];
+  if (kind == SIGMOID) for (int64_t i = 0; i < n; i++) d[i] *= a[i] * (1 - a[i]);
+}
+
+CLONES static void NAME(columns)(const REAL *d, int64_t batch, int64_t n, REAL *to) {
+  for (int64_t j = 0; j < n; j++) to[j] = 0;
+  for (int64_t i = 0; i < batch; i++)
+    for (int64_t j = 0; j < n; j++) to[j] += d[i * n + j];
+}
+
+// The mean loss of a batch, and d ← its derivative with respect to the outputs z.
+static double NAME(lose)(const NAME(Net) *net, int64_t replica, const REAL *z, REAL *d, int64_t n) {
+  const int64_t *index = net->index + replica * net->batch;
+  double sum = 0, share = 1.0 / (double)(net->loss == CLASSES ? net->batch : net->batch * n);
+  for (int64_t i = 0; i < net->batch; i++) {
+    const int64_t at = replica * net->points_y + index[i];
+    const REAL *out = z + i * n;
+    if (net->loss == CLASSES) {
+      const int64_t label = ((const int64_t *)net->y)[at];
+      double most = out[0], total = 0;
+      for (int64_t j = 1; j < n; j++) most = out[j] > most ? out[j] : most;
+      for (int64_t j = 0; j < n; j++) total += exp((double)out[j] - most);
+      sum += log(total) + most - (double)out[label];
+      for (int64_t j = 0; j < n; j++)
+        d[i * n + j] = (REAL)((exp((double)out[j] - most) / total - (j == label)) * share);
+      continue;
+    }
+    const REAL *target = (const REAL *)net->y + at * n;
+    for (int64_t j = 0; j < n; j++) {
+      const double v = out[j], y = target[j];
+      if (net->loss == SQUARE) {
+        sum += (v - y) * (v - y);
+        d[i * n + j] = (REAL)(2 * (v - y) * share);
+      } else {
+        const double e = exp(v < 0 ? v : -v);
+        sum += (v > 0 ? v : 0) - v * y + log1p(e);
+        d[i * n + j] = (REAL)(((v > 0 ? 1 : e) / (1 + e) - y) * share);
+      }
+    }
+  }
+  return sum * share;
+}
+
+static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) {
+  NAME(Gemm) *gemm = (NAME(Gemm) *)net->gemm;
+  const int64_t layers = net->layers, batch = net->batch;
+  const int64_t *width = net->width;
+  const REAL one = 1, zero = 0;
+  const int B = (int)batch;
+  REAL *values[64], *d, *before;
+  for (int64_t l = 0; l <= layers; l++) {
+    values[l] = scratch;
+    scratch += batch * width[l];
+  }
+  int64_t widest = 0;
+  for (int64_t l = 0; l <= layers; l++) widest = width[l] > widest ? width[l] : widest;
+  d = scratch;
+  before = scratch + batch * widest;
+  for (int64_t i = 0; i < batch; i++) {
+    const int64_t at = replica * net->points_x + net->index[replica * batch + i];
+    memcpy(values[0] + i * width[0], (const REAL *)net->x + at * width[0], width[0] * sizeof(REAL));
+  }
+  for (int64_t l = 0; l < layers; l++) {
+    const int in = (int)width[l], out = (int)width[l + 1];
+    const REAL *weight = (const REAL *)net->weight[l] + replica * in * out;
+    if (net->bias[l])
+      for (int64_t i = 0; i < batch; i++)
+        memcpy(values[l + 1] + i * out, (const REAL *)net->bias[l] + replica * out, out * sizeof(REAL));
+    gemm("T", "N", &out, &B, &in, &one, weight, &in, values[l], &in, net->bias[l] ? &one : &zero, values[l + 1], &out);
+    NAME(activate)(values[l + 1], batch * out, net->activation[l], (REAL)net->slope[l]);
+  }
+  ((double *)net->losses)[replica] = NAME(lose)(net, replica, values[layers], d, width[layers]);
+  if (!net->weight_grad) return;
+  NAME(differentiate)(d, values[layers], batch * width[layers], net->activation[layers - 1], (REAL)net->slope[layers - 1]);
+  for (int64_t l = layers - 1; l >= 0; l--) {
+    const int in = (int)width[l], out = (int)width[l + 1];
+    const REAL *weight = (const REAL *)net->weight[l] + replica * in * out;
+    REAL *to = (REAL *)net->weight_grad[l] + replica * in * out;
+    gemm("N", "T", &in, &out, &B, &one, values[l], &in, d, &out, &zero, to, &in);
+    if (net->bias[l]) NAME(columns)(d, batch, out, (REAL *)net->bias_grad[l] + replica * out);
+    if (l == 0) break;
+    gemm("N", "N", &in, &B, &out, &one, weight, &in, d, &out, &zero, before, &in);
+    NAME(differentiate)(before, values[l], batch * in, net->activation[l - 1], (REAL)net->slope[l - 1]);
+    REAL *old = d;
+    d = before;
+    before = old;
+  }
+}
+
+void NAME(gradients)(int64_t replicas, int64_t batch, int64_t layers, const int64_t *width, const int64_t *activation,
+                     const double *slope, void *const *weight, void *const *bias, void *const *weight_grad,
+                     void *const *bias_grad, const void *x, const void *y, int64_t points_x, int64_t points_y,
+                     const int64_t *index, int64_t loss, void *losses, void *gemm, void *scratch, int64_t room,
+                     int64_t threads) {
+  const NAME(Net) net = {replicas, batch, layers, width, activation, slope, weight, bias, weight_grad, bias_grad,
+                         x, y, points_x, points_y, index, loss, losses, gemm};
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < replicas; i++) {
+    FLUSH
+    NAME(replica)(&net, i, (REAL *)scratch + omp_get_thread_num() * room);
+    RESTORE
+  }
+}

@@ -1,0 +1,308 @@
+"""The loop: against one written by hand, replica against single net, compiled against autograd, killed and resumed."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import tether
+from tether import methods
+from tether.mlp import Perceptrons, mean_losses
+from tether.replicas import Replicas, build
+from tether.train import Minibatches
+
+BCE = functional.binary_cross_entropy_with_logits
+X, Y = tether.data.spiral(60, turns=2, seed=0)
+Y = Y.float().unsqueeze(1)
+
+
+def factory():
+    return nn.Sequential(nn.Linear(2, 12), nn.ReLU(), nn.Linear(12, 1))
+
+
+def same(a, b, tol=0.0):
+    for x, y in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=tol, atol=tol)
+
+
+# minibatches
+
+
+def test_an_epoch_is_a_permutation_of_its_own():
+    stream = Minibatches(10, 4, lanes=(0, 1), seed=0)
+    epochs = [torch.cat([stream(3 * e + k) for k in range(3)], dim=1) for e in range(3)]
+    for order in epochs:
+        assert order.shape == (2, 10)
+        assert torch.equal(order.sort(dim=1).values, torch.arange(10).expand(2, 10))
+        assert not torch.equal(order[0], order[1])
+    assert not torch.equal(epochs[0], epochs[1])
+    assert stream(2).shape == (2, 2)  # what is left of the epoch
+    assert torch.equal(stream(0), Minibatches(10, 4, lanes=(0, 1), seed=0)(0))
+    assert not torch.equal(stream(0), Minibatches(10, 4, lanes=(0, 1), seed=1)(0))
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_the_batches_of_a_replica_do_not_depend_on_the_others(replacement):
+    many, one = Minibatches(50, 7, range(5), 3, replacement), Minibatches(50, 7, (4,), 3, replacement)
+    for step in (0, 3, 11, 40):
+        assert torch.equal(many(step)[4], one(step)[0])
+
+
+def test_with_replacement_all_points_are_as_likely():
+    stream = Minibatches(20, 10, None, seed=0, replacement=True)
+    counts = torch.cat([stream(k)[0] for k in range(2000)]).bincount(minlength=20).double()
+    χ2 = float(((counts - 1000).square() / 1000).sum())
+    assert χ2 < 19 + 4 * math.sqrt(2 * 19)
+    assert any(len(stream(k)[0].unique()) < 10 for k in range(20))
+
+
+def test_all_points_where_no_batch_is_given():
+    assert torch.equal(Minibatches(4, None, (0, 1), 0)(7), torch.arange(4).expand(2, 4))
+
+
+# the loop
+
+
+def test_it_is_the_loop_one_would_write():
+    net, twin = build(factory, 0, 2), build(factory, 0, 2)
+    opt, other = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (net, twin))
+    record = tether.train(net, opt, (X, Y), BCE, steps=25, batch=10, log_every=1, seed=5)
+    stream, losses = Minibatches(60, 10, (2,), seed=5), []
+    for step in range(25):
+        rows = stream(step)[0]
+        other.zero_grad()
+        loss = BCE(twin(X[rows]), Y[rows])
+        loss.backward()
+        other.step()
+        losses.append(loss.detach())
+    same(net, twin)
+    assert torch.equal(record.losses, torch.stack(losses))
+    assert record.steps == list(range(1, 26))
+
+
+METHODS = {
+    "sgd": lambda m: methods.sgd(m, lr=0.1),
+    "langevin": lambda m: methods.langevin(m, lr=0.1, temperature=1e-4),
+    "adlala": lambda m: methods.adlala(m, lr=0.1),
+    "orthogonal": lambda m: methods.orthogonal_cola_ud(m, lr=0.1, temperature=1e-6),
+    "heun": lambda m: methods.dhsgd_contractive(m, lr=0.1, scheme="heun"),
+    "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "SGD-momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+    "AdaGrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.01),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_replica_i_is_the_net_i_trained_alone(method, compiled):
+    ens = Replicas(factory, n=3, seed=1)
+    record = tether.train(ens, METHODS[method](ens), (X, Y), BCE, steps=200, batch=10, compiled=compiled, log_every=50)
+    assert record.losses.shape == (4, 3)
+    for i in (0, 2):
+        net = build(factory, 1, i)
+        alone = tether.train(net, METHODS[method](net), (X, Y), BCE, steps=200, batch=10, log_every=50)
+        same(ens[i], net, tol=2e-3)
+        torch.testing.assert_close(record.losses[:, i].float(), alone.losses, rtol=1e-2, atol=1e-3)
+
+
+ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.Tanh(), nn.Sigmoid(), nn.Identity()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("kind", ["binary", "square", "classes", "classes, as a module"])
+@pytest.mark.parametrize("each", [False, True])
+def test_the_compiled_gradients_are_those_of_autograd(dtype, activation, kind, each):
+    generator = torch.Generator().manual_seed(0)
+    losses_by_kind = {"binary": BCE, "square": functional.mse_loss, "classes": functional.cross_entropy}
+    loss, classes = losses_by_kind.get(kind, nn.CrossEntropyLoss()), "classes" in kind
+
+    def net():
+        middle = nn.Linear(7, 6, bias=False)
+        return nn.Sequential(nn.Linear(5, 7), activation, middle, activation, nn.Linear(6, 3)).to(dtype)
+
+    ens = Replicas(net, n=4)
+    shape = (4, 30) if each else (30,)
+    x = 3 * torch.randn(*shape, 5, generator=generator, dtype=dtype)
+    y = torch.randn(*shape, 3, generator=generator, dtype=dtype).sigmoid()
+    y = torch.randint(0, 3, shape, generator=generator) if classes else y
+    fast = Perceptrons.make(ens, x, y, loss, each)
+    assert fast is not None
+    index = torch.randint(0, 30, (4, 9), generator=generator)
+    losses = fast(index)
+    found = [p.grad.clone() for p in ens.parameters()]
+    ens.zero_grad()
+    rows = torch.arange(4).unsqueeze(1)
+    xs, ys = (x[rows, index], y[rows, index]) if each else (x[index], y[index])
+    expected = mean_losses(loss, ens(xs, each=True), ys, True)
+    expected.sum().backward()
+    tol = 1e-6 if dtype is torch.float32 else 1e-14
+    torch.testing.assert_close(losses, expected.detach().double(), rtol=10 * tol, atol=tol)
+    for g, p in zip(found, ens.parameters(), strict=True):
+        torch.testing.assert_close(g, p.grad, rtol=100 * tol, atol=tol)
+
+
+def test_extreme_outputs_have_finite_compiled_losses():
+    ens = Replicas(lambda: nn.Sequential(nn.Linear(1, 2), nn.Sigmoid(), nn.Linear(2, 1)), n=1)
+    with torch.no_grad():
+        for p in ens.parameters():
+            p.fill_(500.0)
+    x, y = torch.tensor([[1.0], [-3.0]]), torch.tensor([[0.0], [1.0]])
+    losses = Perceptrons.make(ens, x, y, BCE, False)(torch.tensor([[0, 1]]))
+    assert losses == pytest.approx(float(BCE(ens[0](x), y)), rel=1e-6)
+    assert all(p.grad.isfinite().all() for p in ens.parameters())
+
+
+@pytest.mark.parametrize("what", ["dropout", "layer norm", "another loss", "frozen", "float16 targets"])
+def test_what_the_compiled_path_does_not_serve(what):
+    layers = {"dropout": nn.Dropout(0.1), "layer norm": nn.LayerNorm(12)}
+    ens = Replicas(lambda: nn.Sequential(nn.Linear(2, 12), layers.get(what, nn.ReLU()), nn.Linear(12, 1)), n=2)
+    if what == "frozen":
+        next(iter(ens.parameters())).requires_grad_(False)
+    loss = functional.soft_margin_loss if what == "another loss" else BCE
+    y = Y.half() if what == "float16 targets" else Y
+    assert Perceptrons.make(ens, X, y, loss, False) is None
+
+
+def test_batches_that_come_ready_made():
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=20)
+    ens = Replicas(factory, n=2)
+    record = tether.train(ens, methods.sgd(ens, lr=0.1), loader, BCE, steps=7, log_every=1)  # two epochs and one batch
+    assert record.losses.shape == (7, 2)
+    net, opt = build(factory, 0, 1), None
+    opt = methods.sgd(net, lr=0.1)
+    for x, y in [*loader, *loader, next(iter(loader))]:
+        opt.zero_grad()
+        BCE(net(x), y).backward()
+        opt.step()
+    same(ens[1], net, tol=1e-6)
+
+
+def test_callbacks_are_recorded_row_by_row():
+    ens = Replicas(factory, n=3)
+
+    def accuracy(step, model, opt):
+        with torch.no_grad():
+            return {"accuracy": ((model(X) > 0) == (Y > 0.5)).float().mean((1, 2)), "step": step}
+
+    record = tether.train(ens, methods.sgd(ens, lr=0.1), (X, Y), BCE, 30, 10, 10, [accuracy])
+    assert record.metrics["accuracy"].shape == (3, 3)
+    assert record.metrics["step"].tolist() == [10, 20, 30]
+    assert "30 steps, loss" in str(record)
+
+
+def test_targets_may_be_labels_for_the_binary_loss():
+    nets = [build(factory, 0, 0) for _ in range(2)]
+    for net, y in zip(nets, (Y, Y[:, 0].long()), strict=True):
+        tether.train(net, methods.sgd(net, lr=0.1), (X, y), BCE, steps=5, batch=10)
+    same(*nets)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_replica_that_diverges_is_stopped_and_named(compiled):
+    lr = torch.tensor([0.1, 1e30, 0.1])
+    ens, calm = Replicas(factory, n=3), Replicas(factory, n=3)
+    with pytest.warns(UserWarning, match=r"replica 1 has .* not finite at step \d+ and is stopped: lower lr"):
+        record = tether.train(ens, methods.sgd(ens, lr=lr), (X, Y), functional.mse_loss, 30, 10, 1, compiled=compiled)
+    assert list(record.stopped) == [1]
+    tether.train(calm, methods.sgd(calm, lr=0.1), (X, Y), functional.mse_loss, 30, 10, 1, compiled=compiled)
+    for i in (0, 2):
+        same(ens[i], calm[i], tol=1e-6)
+    assert record.losses[:, [0, 2]].isfinite().all()
+
+
+def test_a_single_net_that_diverges_ends_the_run():
+    net = build(factory, 0, 0)
+    with pytest.warns(UserWarning, match="not finite at step"):
+        record = tether.train(net, methods.sgd(net, lr=1e30), (X, Y), functional.mse_loss, 50, 10, 1)
+    assert list(record.stopped) == [0]
+    assert record.steps[-1] < 50
+
+
+# checkpoints
+
+PROGRAM = """
+import sys, torch, tether
+from torch import nn
+torch.manual_seed(0)
+x, y = tether.data.spiral(200, turns=2, seed=0)
+ens = tether.Replicas(
+    lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1)), n=4)
+opt = tether.methods.adlala(ens, lr=0.1, temperature=1e-4)
+loss = nn.functional.binary_cross_entropy_with_logits
+steps = int(sys.argv[2])
+def slow(step, model, opt):
+    print(step, flush=True)
+record = tether.train(ens, opt, (x, y), loss, steps, 20, 20, [slow], checkpoint=sys.argv[1], checkpoint_seconds=0.05)
+torch.save([record.losses, record.steps, *[p.data for p in ens.parameters()]], sys.argv[1] + ".end")
+"""
+
+
+def test_killed_at_any_moment_and_resumed_the_numbers_are_the_same(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
+    command = [sys.executable, str(program)]
+    subprocess.run([*command, str(whole), "400"], check=True, capture_output=True, timeout=120)
+    process = subprocess.Popen([*command, str(parts), "400"], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if int(line) >= 100 and parts.exists():
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.wait(timeout=60)
+    assert not (tmp_path / "parts.pt.end").exists()
+    assert 0 < torch.load(parts, weights_only=True)["step"] < 400
+    again = subprocess.run([*command, str(parts), "400"], check=True, capture_output=True, timeout=120, text=True)
+    assert int(again.stdout.split()[0]) > 20  # it did not begin anew
+    ends = [torch.load(f"{path}.end", weights_only=True) for path in (whole, parts)]
+    assert ends[0][1] == ends[1][1]
+    for a, b in zip(ends[0][2:] + ends[0][:1], ends[1][2:] + ends[1][:1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    ens = Replicas(factory, n=2)
+    tether.train(ens, methods.sgd(ens, lr=0.1), (X, Y), BCE, 10, 10, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(ValueError, match="another run \\(batch=20 instead of 10"):
+        tether.train(ens, methods.sgd(ens, lr=0.1), (X, Y), BCE, 10, 20, checkpoint=tmp_path / "run.pt")
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    path = tmp_path / "run.pt"
+    ens = Replicas(factory, n=2)
+    first = tether.train(ens, methods.sgd(ens, lr=0.1), (X, Y), BCE, 10, 10, 5, checkpoint=path)
+    began = time.perf_counter()
+    again = tether.train(ens, methods.sgd(ens, lr=0.1), (X, Y), BCE, 10, 10, 5, checkpoint=path)
+    assert time.perf_counter() - began < 5
+    assert torch.equal(first.losses, again.losses)
+    longer = tether.train(ens, methods.sgd(ens, lr=0.1), (X, Y), BCE, 20, 10, 5, checkpoint=path)
+    assert longer.steps == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps": -1}, "steps=-1 must be 0 or more"),
+        ({"batch": 0}, "batch=0 must be between 1 and the number of points, 60"),
+        ({"batch": 61}, "batch=61 must be between 1 and the number of points, 60"),
+        ({"log_every": 0}, "log_every=0 must be 1 or more"),
+        ({"each": True}, "must be tether.Replicas"),
+        ({"data": (X, Y[:5])}, r"60 inputs but targets of shape \(5, 1\)"),
+        ({"data": [(X, Y)], "batch": 5}, "taken as they are"),
+        ({"data": []}, "the data hold no batch"),
+    ],
+)
+def test_what_is_refused(options, match):
+    net = build(factory, 0, 0)
+    arguments = {"data": (X, Y), "loss": BCE, "steps": 2, **options}
+    with pytest.raises(ValueError, match=match):
+        tether.train(net, methods.sgd(net), **arguments)
