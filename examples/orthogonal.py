@@ -1,7 +1,7 @@
 """One line changed: deep networks on the four-turn spiral with orthogonal weights, after Figure 4.4 of the thesis.
 
-    python examples/orthogonal.py                 five hidden layers, a table and out/orthogonal.png
-    python examples/orthogonal.py --layers 3 4 5 6 --seeds 5
+    python examples/orthogonal.py                           five hidden layers, a table and out/orthogonal.png
+    python examples/orthogonal.py --layers 3 4 5 6 --soft   all of the figure
 
 An MLP with hidden layers of 100 ReLU nodes sees 500 points, 25 at a time, with step size 0.1. The hidden weights are
 kept orthogonal by o-CoLA-od (τ = 0), the input and output layers are free; beside it plain SGD from torch's start, SGD
@@ -13,66 +13,70 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits as loss_of
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 import tether
+from tether.train import Minibatches
 
-METHODS = {
-    "SGD": lambda net, hidden: tether.methods.sgd(net, lr=0.1),
-    "SGD, orthogonal start": lambda net, hidden: tether.methods.sgd(net, lr=0.1),
-    "SGD, soft constraint": lambda net, hidden: tether.methods.sgd(net, lr=0.1),
-    "o-CoLA-od": lambda net, hidden: tether.methods.orthogonal_cola_od(net, lr=0.1, free=[f"0.*|{2 * hidden}.*"]),
-}
+METHODS = ("SGD", "SGD, orthogonal start", "SGD, soft constraint", "o-CoLA-od")
 STRENGTH = 0.05  # of the soft constraint, the paper's best
 
 
-def network(hidden: int, orthogonal: bool, generator: torch.Generator) -> nn.Sequential:
-    sizes = [2, *[100] * hidden, 1]
-    layers: list[nn.Module] = []
-    for i in range(len(sizes) - 1):
-        linear = nn.Linear(sizes[i], sizes[i + 1])
-        bound = sizes[i] ** -0.5
-        for parameter in linear.parameters():
-            nn.init.uniform_(parameter, -bound, bound, generator=generator)
-        if orthogonal and 0 < i < len(sizes) - 2:
-            nn.init.orthogonal_(linear.weight, generator=generator)
-        layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+def network(hidden: int, orthogonal: bool = False) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Linear(2, 100), nn.ReLU()]
+    for _ in range(hidden - 1):
+        layers += [nn.Linear(100, 100), nn.ReLU()]
+        if orthogonal:
+            nn.init.orthogonal_(layers[-2].weight)
+    return nn.Sequential(*layers, nn.Linear(100, 1))
 
 
-def run(method: str, hidden: int, seed: int, steps: int) -> tuple[str, int, int, float, float, nn.Sequential]:
-    """Train once; the test accuracy in per cent and the largest |QᵀQ − I| of a hidden weight."""
-    torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(seed)
-    x, y = tether.data.spiral(500, turns=4, seed=2 * seed)
-    x_test, y_test = tether.data.spiral(1000, turns=4, seed=2 * seed + 1)
-    y = y.float()
-    net = network(hidden, "orthogonal" in method, generator)
-    opt = METHODS[method](net, hidden)
+def data(runs: int) -> list[torch.Tensor]:
+    """500 points to train on and 1000 to test with, for each run."""
+    pairs = [
+        tether.data.spiral(size, turns=4, seed=2 * i + k) for i in range(runs) for k, size in enumerate((500, 1000))
+    ]
+    stacked = [torch.stack([pair[k] for pair in pairs[part::2]]) for part in (0, 1) for k in (0, 1)]
+    return [x if k % 2 == 0 else x.float().unsqueeze(-1) for k, x in enumerate(stacked)]
+
+
+def run(
+    method: str, hidden: int, runs: int, steps: int, sets: list[torch.Tensor]
+) -> tuple[list[float], float, tether.Replicas]:
+    """Train all runs of a method; test accuracies in per cent, the largest |QᵀQ − I| of a hidden weight, the nets."""
+    x, y, x_test, y_test = sets
+    nets = tether.Replicas(lambda: network(hidden, "orthogonal" in method), runs)
     inner = "|".join(f"{2 * i}.weight" for i in range(1, hidden))
-    for _ in range(math.ceil(steps / 20)):
-        for rows in torch.randperm(500, generator=generator).view(20, 25):
+    if method == "o-CoLA-od":
+        opt = tether.methods.orthogonal_cola_od(nets, lr=0.1, free=["0.*", f"{2 * hidden}.*"])
+    else:
+        opt = tether.methods.sgd(nets, lr=0.1)
+    if "soft" in method:
+        stream, rows = Minibatches(500, 25, range(runs), seed=0), torch.arange(runs).unsqueeze(1)
+        for step in range(steps):
+            batch = stream(step)
             opt.zero_grad()
-            loss = loss_of(net(x[rows])[:, 0], y[rows])
-            if "soft" in method:
-                loss = loss + STRENGTH * tether.orthogonal_penalty(net, inner)
-            loss.backward()
+            out = nets(x[rows, batch], each=True)
+            fit = runs * binary_cross_entropy_with_logits(out, y[rows, batch])
+            (fit + STRENGTH * tether.orthogonal_penalty(nets, inner).sum()).backward()
             opt.step()
+    else:
+        tether.train(nets, opt, (x, y), binary_cross_entropy_with_logits, steps, batch=25, each=True)
     with torch.no_grad():
-        accuracy = 100 * float(((net(x_test)[:, 0] > 0) == (y_test == 1)).float().mean())
-        weights = [net[2 * i].weight for i in range(1, hidden)]
-        gap = max(float((w.T @ w - torch.eye(100)).abs().max()) for w in weights)
-    return method, hidden, seed, accuracy, gap, net
+        accuracies = 100 * ((nets(x_test, each=True) > 0) == (y_test > 0.5)).float().mean((1, 2))
+        weights = [nets.get_parameter(f"{2 * i}.weight") for i in range(1, hidden)]
+        gap = max(float((w.mT @ w - torch.eye(100)).abs().max()) for w in weights)
+    return accuracies.tolist(), gap, nets
 
 
-def picture(nets: dict[str, tuple[float, nn.Sequential]], hidden: int, file: Path) -> None:
+def picture(nets: dict[str, tuple[float, nn.Module, torch.Tensor, torch.Tensor]], hidden: int, file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -81,13 +85,12 @@ def picture(nets: dict[str, tuple[float, nn.Sequential]], hidden: int, file: Pat
     figure, axes = pyplot.subplots(1, len(nets), figsize=(4 * len(nets), 4.4), layout="constrained")
     line = torch.linspace(-2.3, 2.3, 300)
     grid = torch.cartesian_prod(line, line)
-    x, y = tether.data.spiral(1000, turns=4, seed=1)
-    for axis, (method, (accuracy, net)) in zip(axes, nets.items(), strict=True):
+    for axis, (method, (accuracy, net, x, y)) in zip(axes, nets.items(), strict=True):
         with torch.no_grad():
             field = torch.sigmoid(net(grid)[:, 0]).view(300, 300).T
         axis.imshow(field, origin="lower", extent=(-2.3, 2.3, -2.3, 2.3), cmap="RdBu_r", alpha=0.55, vmin=0, vmax=1)
         axis.contour(line, line, field, levels=[0.5], colors="k", linewidths=0.8)
-        axis.scatter(x[:, 0], x[:, 1], s=3, c=["#1a5ea8" if label == 0 else "#c0392b" for label in y])
+        axis.scatter(x[:, 0], x[:, 1], s=3, c=["#1a5ea8" if label == 0 else "#c0392b" for label in y[:, 0]])
         axis.set(title=f"{method}\n{accuracy:.1f} %", xticks=[], yticks=[])
     figure.suptitle(f"{hidden} hidden layers of 100: the median run of each method")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -96,31 +99,41 @@ def picture(nets: dict[str, tuple[float, nn.Sequential]], hidden: int, file: Pat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--layers", type=int, nargs="*", default=[5])
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--layers", type=int, nargs="*", default=[5], help="how many hidden layers")
+    parser.add_argument("--runs", type=int, default=6, help="of each method")
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--soft", action="store_true", help="the soft constraint too, which takes most of the time")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("out/orthogonal.png"))
-    arguments = parser.parse_args()
-    tasks = [(m, n, s, arguments.steps) for n in arguments.layers for s in range(arguments.seeds) for m in METHODS]
-    began, results = time.perf_counter(), []
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for result in [pool.apply_async(run, task) for task in tasks]:
-            results.append(result.get())
-            spent = time.perf_counter() - began
-            left = spent / len(results) * (len(tasks) - len(results))
-            print(f"\r{len(results)}/{len(tasks)} runs, about {left:.0f} s left   ", end="", flush=True)
-    print(f"\r{'hidden layers':<14} {'method':<24} {'test accuracy %':>18} {'worst':>7} {'violation':>10}")
-    for hidden in arguments.layers:
-        nets = {}
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    began, sets = time.perf_counter(), data(options.runs)
+    print(
+        f"{'hidden layers':<14} {'method':<24} {'test accuracy %':>16} {'worst':>7} {'violation':>10} {'s':>6}",
+        flush=True,
+    )
+    for hidden in options.layers:
+        medians = {}
         for method in METHODS:
-            mine = sorted((r for r in results if r[0] == method and r[1] == hidden), key=lambda r: r[3])
-            values = [r[3] for r in mine]
-            error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-            mean = f"{statistics.mean(values):.1f} ± {error:.1f}"
-            print(f"{hidden:<14} {method:<24} {mean:>18} {values[0]:>7.1f} {max(r[4] for r in mine):>10.1e}")
-            nets[method] = (mine[len(mine) // 2][3], mine[len(mine) // 2][5])
-        picture(nets, hidden, arguments.out)
-    print(f"Mean ± standard error over {arguments.seeds} runs of {arguments.steps:,} steps. {arguments.out}")
+            if "soft" in method and not options.soft:
+                continue
+            print(
+                f"\r{method}: {options.runs} runs of {options.steps:,} steps ...", end="", file=sys.stderr, flush=True
+            )
+            start = time.perf_counter()
+            accuracies, gap, nets = run(method, hidden, options.runs, options.steps, sets)
+            print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)
+            error = statistics.stdev(accuracies) / math.sqrt(len(accuracies)) if len(accuracies) > 1 else math.nan
+            mean = f"{statistics.fmean(accuracies):.1f} ± {error:.1f}"
+            row = f"{hidden:<14} {method:<24} {mean:>16} {min(accuracies):>7.1f} {gap:>10.1e}"
+            print(f"{row} {time.perf_counter() - start:>6.0f}", flush=True)
+            middle = sorted(range(len(accuracies)), key=accuracies.__getitem__)[(len(accuracies) - 1) // 2]
+            medians[method] = (accuracies[middle], nets[middle], sets[2][middle], sets[3][middle])
+        picture(medians, hidden, options.out)
+    print(
+        f"Mean ± standard error; {options.runs} × {options.steps:,} steps. Boundaries of median runs: {options.out}. "
+        f"Took {time.perf_counter() - began:.0f} s."
+    )
 
 
 if __name__ == "__main__":

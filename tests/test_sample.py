@@ -42,12 +42,12 @@ def test_chains_and_their_diagnostics(target):
         assert abs(float(draws.mean("q")[i]) - mean) < 4 * np.sqrt(variance / float(ess[i]))
         assert float(draws.variance("q")[i]) == pytest.approx(variance, rel=0.12)
     numbers = q.numpy()
-    for name, methods_ in (("rhat", ("rank", "split")), ("ess", ("bulk", "tail"))):
+    for name, methods_ in (("rhat", ("rank", "split")), ("ess", ("bulk", "mean"))):
         for method in methods_:
             reference = getattr(array_stats, name)
             alone = [float(reference(numbers[:, :, i], chain_axis=0, draw_axis=1, method=method)) for i in range(2)]
             assert getattr(draws, name)(method)["q"].tolist() == pytest.approx(alone)
-    assert float(draws.rhat()["q"].max()) < 1.02
+    assert float(draws.rhat()["q"].max()) < 1.05
     assert "64 chains of 200 draws" in str(draws)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from tether.constrained import Stack, place, stacks, write
 from tether.part import matches
+from tether.replicas import Replicas
 from tether.surfaces import Surface
 
 __all__ = ["constrain", "decay_groups", "orthogonal_penalty"]
@@ -108,18 +109,20 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
 def orthogonal_penalty(model: torch.nn.Module, where: str = "*.weight") -> torch.Tensor:
     """Σ ‖QᵀQ − I‖² over the matching weight matrices, Q the tall one of W and Wᵀ: the soft counterpart of `Orthogonal`.
 
-    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05.
+    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05. With replicas it has
+    a value for each.
     """
-    total: torch.Tensor | None = None
+    replicas = isinstance(model, Replicas)
+    terms: list[torch.Tensor] = []
     for name, param in model.named_parameters():
-        if param.dim() > 1 and matches(name, where):
-            m = param.flatten(1)
-            m = m if m.shape[0] >= m.shape[1] else m.mT
-            term = (m.mT @ m - torch.eye(m.shape[1], dtype=m.dtype, device=m.device)).square().sum()
-            total = term if total is None else total + term
-    if total is None:
+        if param.dim() > 1 + replicas and matches(name, where):
+            m = param.flatten(1 + replicas)
+            m = m if m.shape[-2] >= m.shape[-1] else m.mT
+            excess = m.mT @ m - torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
+            terms.append(excess.square().sum((-2, -1)))
+    if not terms:
         raise ValueError(f"{where!r} matches no weight matrix of the model")
-    return total
+    return sum(terms[1:], terms[0])
 
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
