@@ -165,7 +165,7 @@ def main() -> None:
     print(f"{'case':<32} {'':<28} {'µs':>8} {'loop / it':>10}")
     for name in arguments.only:
         n, widths, batch = CASES[name]
-        few, many = (2, 50) if name != "d" else (2, 10)
+        few, many = (2, 200) if name != "d" else (2, 10)
         makers: dict[str, tuple[Run | None, int]] = {
             "loop over modules": (loop(n, widths, batch, few), few),
             "torch.func.vmap": (by_vmap(n, widths, batch, few), few),

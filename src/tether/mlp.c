@@ -11,6 +11,7 @@ typedef struct {
   const int64_t *index;        // replicas × batch
   int64_t loss;
   void *losses;
+  int64_t *faulty;  // is a gradient of this replica not finite?
   void *gemm;
 } NAME(Net);
 
@@ -85,12 +86,67 @@ static double NAME(lose)(const NAME(Net) *net, int64_t replica, const REAL *z, R
   return sum * share;
 }
 
+// Layers with few inputs, or one output, are too thin for BLAS: plain loops over the longer side.
+// z ← z + xWᵀ, dW ← dᵀx, dx ← dW for W of out × in, `in` being known where this is compiled
+static inline __attribute__((always_inline)) void NAME(few_forward)(
+    const REAL *w, const REAL *x, REAL *z, int64_t batch, int64_t out, const int in) {
+  for (int64_t b = 0; b < batch; b++)
+    for (int64_t o = 0; o < out; o++) {
+      REAL sum = z[b * out + o];
+      for (int i = 0; i < in; i++) sum += w[o * in + i] * x[b * in + i];
+      z[b * out + o] = sum;
+    }
+}
+
+static inline __attribute__((always_inline)) void NAME(few_weights)(
+    const REAL *d, const REAL *x, REAL *to, int64_t batch, int64_t out, const int in) {
+  for (int64_t o = 0; o < out * in; o++) to[o] = 0;
+  for (int64_t b = 0; b < batch; b++)
+    for (int64_t o = 0; o < out; o++)
+      for (int i = 0; i < in; i++) to[o * in + i] += d[b * out + o] * x[b * in + i];
+}
+
+CLONES static void NAME(forward)(NAME(Gemm) *gemm, const REAL *w, const REAL *x, REAL *z, int64_t batch, int64_t out,
+                                 int64_t in) {
+  const REAL one = 1;
+  const int M = (int)out, N = (int)batch, K = (int)in;
+  if (in == 1) NAME(few_forward)(w, x, z, batch, out, 1);
+  else if (in == 2) NAME(few_forward)(w, x, z, batch, out, 2);
+  else if (in == 3) NAME(few_forward)(w, x, z, batch, out, 3);
+  else if (in == 4) NAME(few_forward)(w, x, z, batch, out, 4);
+  else if (out == 1) for (int64_t b = 0; b < batch; b++) z[b] += NAME(dot)(w, x + b * in, in);
+  else gemm("T", "N", &M, &N, &K, &one, w, &K, x, &K, &one, z, &M);
+}
+
+CLONES static void NAME(backward)(NAME(Gemm) *gemm, const REAL *d, const REAL *x, REAL *to, int64_t batch, int64_t out,
+                                  int64_t in) {
+  const REAL one = 1, zero = 0;
+  const int M = (int)in, N = (int)out, K = (int)batch;
+  if (in == 1) NAME(few_weights)(d, x, to, batch, out, 1);
+  else if (in == 2) NAME(few_weights)(d, x, to, batch, out, 2);
+  else if (in == 3) NAME(few_weights)(d, x, to, batch, out, 3);
+  else if (in == 4) NAME(few_weights)(d, x, to, batch, out, 4);
+  else if (out == 1) {
+    for (int64_t i = 0; i < in; i++) to[i] = 0;
+    for (int64_t b = 0; b < batch; b++)
+      for (int64_t i = 0; i < in; i++) to[i] += d[b] * x[b * in + i];
+  } else gemm("N", "T", &M, &N, &K, &one, x, &M, d, &N, &zero, to, &M);
+}
+
+CLONES static void NAME(inward)(NAME(Gemm) *gemm, const REAL *w, const REAL *d, REAL *to, int64_t batch, int64_t out,
+                                int64_t in) {
+  const REAL one = 1, zero = 0;
+  const int M = (int)in, N = (int)batch, K = (int)out;
+  if (out == 1) {
+    for (int64_t b = 0; b < batch; b++)
+      for (int64_t i = 0; i < in; i++) to[b * in + i] = d[b] * w[i];
+  } else gemm("N", "N", &M, &N, &K, &one, w, &M, d, &K, &zero, to, &M);
+}
+
 static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) {
   NAME(Gemm) *gemm = (NAME(Gemm) *)net->gemm;
   const int64_t layers = net->layers, batch = net->batch;
   const int64_t *width = net->width;
-  const REAL one = 1, zero = 0;
-  const int B = (int)batch;
   REAL *values[64], *d, *before;
   for (int64_t l = 0; l <= layers; l++) {
     values[l] = scratch;
@@ -105,39 +161,48 @@ static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) 
     memcpy(values[0] + i * width[0], (const REAL *)net->x + at * width[0], width[0] * sizeof(REAL));
   }
   for (int64_t l = 0; l < layers; l++) {
-    const int in = (int)width[l], out = (int)width[l + 1];
+    const int64_t in = width[l], out = width[l + 1];
     const REAL *weight = (const REAL *)net->weight[l] + replica * in * out;
-    if (net->bias[l])
-      for (int64_t i = 0; i < batch; i++)
-        memcpy(values[l + 1] + i * out, (const REAL *)net->bias[l] + replica * out, out * sizeof(REAL));
-    gemm("T", "N", &out, &B, &in, &one, weight, &in, values[l], &in, net->bias[l] ? &one : &zero, values[l + 1], &out);
+    for (int64_t i = 0; i < batch; i++) {
+      REAL *row = values[l + 1] + i * out;
+      if (net->bias[l]) memcpy(row, (const REAL *)net->bias[l] + replica * out, out * sizeof(REAL));
+      else memset(row, 0, out * sizeof(REAL));
+    }
+    NAME(forward)(gemm, weight, values[l], values[l + 1], batch, out, in);
     NAME(activate)(values[l + 1], batch * out, net->activation[l], (REAL)net->slope[l]);
   }
   ((double *)net->losses)[replica] = NAME(lose)(net, replica, values[layers], d, width[layers]);
   if (!net->weight_grad) return;
+  int64_t faulty = 0;
   NAME(differentiate)(d, values[layers], batch * width[layers], net->activation[layers - 1], (REAL)net->slope[layers - 1]);
   for (int64_t l = layers - 1; l >= 0; l--) {
-    const int in = (int)width[l], out = (int)width[l + 1];
+    const int64_t in = width[l], out = width[l + 1];
     const REAL *weight = (const REAL *)net->weight[l] + replica * in * out;
     REAL *to = (REAL *)net->weight_grad[l] + replica * in * out;
-    gemm("N", "T", &in, &out, &B, &one, values[l], &in, d, &out, &zero, to, &in);
-    if (net->bias[l]) NAME(columns)(d, batch, out, (REAL *)net->bias_grad[l] + replica * out);
+    NAME(backward)(gemm, d, values[l], to, batch, out, in);
+    faulty |= NAME(infinite)((const SIGNED *)to, in * out);
+    if (net->bias[l]) {
+      to = (REAL *)net->bias_grad[l] + replica * out;
+      NAME(columns)(d, batch, out, to);
+      faulty |= NAME(infinite)((const SIGNED *)to, out);
+    }
     if (l == 0) break;
-    gemm("N", "N", &in, &B, &out, &one, weight, &in, d, &out, &zero, before, &in);
+    NAME(inward)(gemm, weight, d, before, batch, out, in);
     NAME(differentiate)(before, values[l], batch * in, net->activation[l - 1], (REAL)net->slope[l - 1]);
     REAL *old = d;
     d = before;
     before = old;
   }
+  net->faulty[replica] = faulty;
 }
 
 void NAME(gradients)(int64_t replicas, int64_t batch, int64_t layers, const int64_t *width, const int64_t *activation,
                      const double *slope, void *const *weight, void *const *bias, void *const *weight_grad,
                      void *const *bias_grad, const void *x, const void *y, int64_t points_x, int64_t points_y,
-                     const int64_t *index, int64_t loss, void *losses, void *gemm, void *scratch, int64_t room,
-                     int64_t threads) {
+                     const int64_t *index, int64_t loss, void *losses, int64_t *faulty, void *gemm, void *scratch,
+                     int64_t room, int64_t threads) {
   const NAME(Net) net = {replicas, batch, layers, width, activation, slope, weight, bias, weight_grad, bias_grad,
-                         x, y, points_x, points_y, index, loss, losses, gemm};
+                         x, y, points_x, points_y, index, loss, losses, faulty, gemm};
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t i = 0; i < replicas; i++) {
     FLUSH

@@ -132,14 +132,15 @@ class Perceptrons:
                 if x.grad is None or not x.grad.is_contiguous():
                     x.grad = torch.empty_like(x)
         n, batch = index.shape
-        losses = torch.empty(n, dtype=torch.float64)
+        losses, faulty = torch.empty(n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
         at = [array("q", [0 if x is None else x.data_ptr() for x in row]) for row in (self.weights, self.biases)]
         grads: list[Any] = [None, None]
         if gradient:
             held = [[None if x is None else x.grad for x in row] for row in (self.weights, self.biases)]
             grads = [array("q", [0 if g is None else g.data_ptr() for g in row]) for row in held]
         room = batch * (sum(self.widths) + 2 * max(self.widths))
-        data = [self.x, self.y, self.points, index.contiguous(), self.loss, losses, room]
+        data = [self.x, self.y, self.points, index.contiguous(), self.loss, losses, faulty, room]
         sizes = [n, batch, len(self.weights)]
         native.gradients(self.dtype, sizes, [self.widths, self.kinds, self.slopes, *at, *grads], data)
+        self.finite = not bool(faulty.any())
         return losses

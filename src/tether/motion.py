@@ -212,7 +212,7 @@ class Block:
     def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
         layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
-        momenta = layout.addresses([self.momenta[i] for i in which]) if self.momenta else None
+        momenta = native.addresses([self.momenta[i] for i in which]) if self.momenta else None
         return layout, momenta, [self.names[i] for i in which]
 
     def run_by_kernel(self, program: Program, seed: int, step: int) -> None:
@@ -221,8 +221,8 @@ class Block:
         assert places is not None
         layout, p, names = places
         keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
-        θ, g = self.pick(self.params), layout.addresses(self.g) if self.g else None
-        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=layout.addresses(θ), p=p, g=g)
+        θ, g = self.pick(self.params), native.addresses(self.g) if self.g else None
+        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=native.addresses(θ), p=p, g=g)
         torch.autograd.graph.increment_version(θ)  # so that autograd knows they were written to
 
     def run_by_foreach(self, program: Program, seed: int, step: int) -> None:

@@ -40,13 +40,12 @@ enum { BINARY, SQUARE, CLASSES };               // losses
 typedef struct { int64_t target, draw; double own, p, g, R; } Op;
 
 typedef struct {
-  int64_t tensors, blocks, ops;
+  int64_t tensors, rows, blocks, ops, each;  // rows: replicas that a tensor holds; each: have they ops of their own?
   void *const *theta, *const *p, *const *g;
-  const int64_t *size;
-  const int64_t *first, *row;  // of each tensor: its first key, and which row of ops is its own
-  const uint64_t *lane;        // of each tensor: the number of its replica plus one; 0 where it is no replica
-  const Op *op;                // rows × ops
-  const uint64_t *key;         // draws × blocks × 3
+  const int64_t *size;   // of one replica
+  const uint64_t *lane;  // the numbers of the replicas plus one; null where there are none
+  const Op *op;          // rows × ops, or ops
+  const uint64_t *key;   // draws × blocks × 3
 } Task;
 
 typedef struct {
@@ -79,6 +78,21 @@ static void start(uint64_t s[4], const uint64_t *key, uint64_t lane) {
   if (!lane) return;
   s[2] += lane * 0x9E3779B97F4A7C15u;
   words(thrown, 12, s);
+}
+
+// A permutation of the points for each replica, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u of 32 bits.
+void shuffle(int64_t rows, int64_t points, const uint64_t *key, const uint64_t *lane, int64_t *out) {
+  for (int64_t row = 0; row < rows; row++, out += points) {
+    uint64_t state[4], raw[64];
+    start(state, key, lane ? lane[row] : 0);
+    for (int64_t i = 0; i < points; i++) out[i] = i;
+    for (int64_t i = points - 1, k = 0; i > 0; i--, k = (k + 1) % 64) {
+      if (k == 0) words(raw, 64, state);
+      const int64_t j = (int64_t)(((raw[k] >> 32) * (uint64_t)(i + 1)) >> 32), held = out[i];
+      out[i] = out[j];
+      out[j] = held;
+    }
+  }
 }
 
 #define REAL float
@@ -158,14 +172,15 @@ static inline __attribute__((always_inline)) void NAME(normals)(REAL *out, int64
   memcpy(out + k, sine, (n - k) * sizeof(REAL));
 }
 
-CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, const Task *task, int64_t t,
+CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, const Task *task, int64_t row,
                                int64_t block) {
   REAL R[CHUNK];
   uint64_t state[8][4];
-  const Op *table = task->op + task->row[t] * task->ops;
+  const Op *table = task->op + (task->each ? row * task->ops : 0);
+  const uint64_t lane = task->lane ? task->lane[row] : 0;
   for (int64_t o = 0; o < task->ops; o++) {
     int64_t draw = table[o].draw;
-    if (draw >= 0) start(state[draw], task->key + 3 * (draw * task->blocks + block), task->lane[t]);
+    if (draw >= 0) start(state[draw], task->key + 3 * (draw * task->blocks + block), lane);
   }
   for (int64_t at = 0; at < n; at += CHUNK) {
     int64_t m = n - at < CHUNK ? n - at : CHUNK, held = -1;
@@ -187,22 +202,30 @@ CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, c
 }
 
 static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
-  int64_t turn = 0;
+  // where there are rows enough a thread takes neighbouring ones, the same in every call: they stay in its cache
+  const int apart = task->rows >= threads;
+  const int64_t from_row = apart ? task->rows * thread / threads : 0;
+  const int64_t to_row = apart ? task->rows * (thread + 1) / threads : task->rows;
+  int64_t turn = 0, first = 0;
   FLUSH
-  for (int64_t t = 0; t < task->tensors; t++)
-    for (int64_t at = 0; at < task->size[t]; at += BLOCK, turn++)
-      if (turn % threads == thread) {
-        int64_t n = task->size[t] - at < BLOCK ? task->size[t] - at : BLOCK;
-        REAL *theta = task->theta ? (REAL *)task->theta[t] + at : 0, *p = task->p ? (REAL *)task->p[t] + at : 0;
-        NAME(block)(theta, p, task->g ? (REAL *)task->g[t] + at : 0, n, task, t, task->first[t] + at / BLOCK);
-      }
+  for (int64_t t = 0; t < task->tensors; t++) {
+    const int64_t size = task->size[t];
+    for (int64_t row = from_row; row < to_row; row++)
+      for (int64_t at = 0; at < size; at += BLOCK, turn++)
+        if (apart || turn % threads == thread) {
+          const int64_t n = size - at < BLOCK ? size - at : BLOCK, from = row * size + at;
+          REAL *theta = task->theta ? (REAL *)task->theta[t] + from : 0, *p = task->p ? (REAL *)task->p[t] + from : 0;
+          NAME(block)(theta, p, task->g ? (REAL *)task->g[t] + from : 0, n, task, row, first + at / BLOCK);
+        }
+    first += (size + BLOCK - 1) / BLOCK;
+  }
   RESTORE
 }
 
-void NAME(run)(int64_t tensors, void *const *theta, void *const *p, void *const *g, const int64_t *size,
-               const int64_t *first, const int64_t *row, const uint64_t *lane, int64_t blocks, int64_t ops, const Op *op,
-               const uint64_t *key, int64_t threads) {
-  const Task task = {tensors, blocks, ops, theta, p, g, size, first, row, lane, op, key};
+void NAME(run)(int64_t tensors, int64_t rows, void *const *theta, void *const *p, void *const *g, const int64_t *size,
+               const uint64_t *lane, int64_t blocks, int64_t ops, int64_t each, const Op *op, const uint64_t *key,
+               int64_t threads) {
+  const Task task = {tensors, rows, blocks, ops, each, theta, p, g, size, lane, op, key};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   NAME(share)(&task, omp_get_thread_num(), omp_get_num_threads());
 }

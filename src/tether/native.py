@@ -41,13 +41,14 @@ __all__ = [
     "rows_of",
     "run",
     "serves",
+    "shuffle",
     "stiefel",
 ]
 
 DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 BLOCK = 1 << 16  # as in native.c and noise.py
-SMALL = 1 << 18  # elements below which a second thread costs more than it saves
+SMALL = 1 << 16  # elements below which a second thread costs more than it saves
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 Op = tuple[int, int, float, float, float, float]  # target, draw, and the coefficients own, p, g, R
 OP = struct.Struct("=qqdddd")
@@ -127,27 +128,11 @@ class Layout:
     """
 
     def __init__(self, counts: Sequence[int], rows: int = 1, lanes: Sequence[int] | None = None) -> None:
-        self.rows, self.pieces = rows, len(counts) * rows
-        self.counts = counts  # of one replica
-        self.sizes = integers([size for size in counts for _ in range(rows)])
-        blocks = [-(-size // BLOCK) for size in counts]
-        firsts = [sum(blocks[:i]) for i in range(len(counts))]
-        self.first = integers([first for first in firsts for _ in range(rows)])
-        self.blocks = sum(blocks)
-        self.none = integers([0] * self.pieces)
-        self.row = integers([row for _ in counts for row in range(rows)])
-        self.lane = self.none if lanes is None else integers([lane + 1 for _ in counts for lane in lanes])
+        self.rows, self.counts = rows, counts  # of one replica
+        self.sizes = integers(counts)
+        self.blocks = sum(-(-size // BLOCK) for size in counts)
+        self.lane = None if lanes is None else integers([lane + 1 for lane in lanes])
         self.large = sum(counts) * rows >= SMALL
-
-    def addresses(self, tensors: Sequence[torch.Tensor]) -> array[int]:
-        """Where the pieces of these contiguous tensors lie."""
-        if self.rows == 1:
-            return addresses(tensors)
-        places = array("q")
-        for x, count in zip(tensors, self.counts, strict=True):
-            base, stride = x.data_ptr(), count * x.element_size()
-            places.extend(range(base, base + stride * self.rows, stride) if stride else [base] * self.rows)
-        return places
 
 
 def run(
@@ -165,11 +150,10 @@ def run(
 
     `each` is the number of rows of ops where every replica has its own.
     """
-    vectors = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
-    row = layout.row if each else layout.none
-    places = [x.buffer_info()[0] for x in (layout.sizes, layout.first, row, layout.lane)]
+    at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g, layout.sizes, layout.lane)]
     count, threads = len(ops) // OP.size // max(each, 1), torch.get_num_threads() if layout.large else 1
-    _functions()["run", dtype](layout.pieces, *vectors, *places, layout.blocks, count, ops, keys, threads)
+    run = _functions()["run", dtype]
+    run(len(layout.sizes), layout.rows, *at, layout.blocks, count, each, ops, keys, threads)
 
 
 class Bounded(NamedTuple):
@@ -250,16 +234,25 @@ def product(dtype: torch.dtype) -> int | None:
         return None
 
 
+def shuffle(points: int, key: bytes, layout: Layout) -> torch.Tensor:
+    """A permutation for each replica of the layout, named by the key."""
+    out = torch.empty(layout.rows, points, dtype=torch.int64)
+    lane = None if layout.lane is None else layout.lane.buffer_info()[0]
+    _functions()["shuffle", torch.int64](layout.rows, points, key, lane, out.data_ptr())
+    return out
+
+
 def gradients(
     dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
 ) -> None:
     """Losses and gradients of many perceptrons; see `tether.mlp`, which lays out the arguments."""
     at = [None if x is None else x.buffer_info()[0] for x in tables]
-    x, y, points, index, kind, losses, room = data
+    x, y, points, index, kind, losses, faulty, room = data
     replicas = sizes[0]
     threads = min(torch.get_num_threads(), replicas)
     scratch = _scratch(dtype, room * threads)
-    rest = [index.data_ptr(), kind, losses.data_ptr(), product(dtype), scratch.data_ptr(), room, threads]
+    results = [losses.data_ptr(), faulty.data_ptr()]
+    rest = [index.data_ptr(), kind, *results, product(dtype), scratch.data_ptr(), room, threads]
     _functions()["gradients", dtype](*sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
 
 
@@ -274,9 +267,11 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
     """The kernel's functions with the types of their arguments declared."""
     functions: dict[tuple[str, torch.dtype], Any] = {}
     size, address = ctypes.c_int64, ctypes.c_void_p
+    functions["shuffle", torch.int64] = order = getattr(library(), "shuffle")  # noqa: B009
+    order.argtypes, order.restype = [size, size, ctypes.c_char_p, address, address], None
     for dtype, suffix in SUFFIX.items():
         functions["run", dtype] = run = getattr(library(), f"run_{suffix}")
-        run.argtypes, run.restype = [size, *[address] * 7, size, size, address, ctypes.c_char_p, size], None
+        run.argtypes, run.restype = [size] * 2 + [address] * 5 + [size] * 3 + [address, ctypes.c_char_p, size], None
         functions["bounded", dtype] = bound = getattr(library(), f"bounded_{suffix}")
         bound.argtypes, bound.restype = [size] * 3 + [address] * 6 + [size, address, size], None
         functions["stiefel", dtype] = matrices = getattr(library(), f"stiefel_{suffix}")
@@ -285,7 +280,7 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
         matrices.argtypes = [*[size] * 4, *[address] * 6, *numbers, *[address] * 3, size, size]
         matrices.restype = None
         functions["gradients", dtype] = nets = getattr(library(), f"gradients_{suffix}")
-        nets.argtypes = [*[size] * 3, *[address] * 9, size, size, address, size, *[address] * 3, size, size]
+        nets.argtypes = [*[size] * 3, *[address] * 9, size, size, address, size, *[address] * 4, size, size]
         nets.restype = None
         functions["finite", dtype] = test = getattr(library(), f"finite_{suffix}")
         test.argtypes, test.restype = [size, address, address, size], size

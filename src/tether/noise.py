@@ -21,7 +21,7 @@ import torch
 
 from tether import native
 
-__all__ = ["BLOCK", "CHUNK", "Normals", "keys", "reference"]
+__all__ = ["BLOCK", "CHUNK", "Normals", "keys", "permutations", "reference", "shuffled"]
 
 # Part of what a stream is, like a file format: a parameter is cut into blocks with a stream each, a block into
 # chunks, and a chunk of m normals takes k = ⌈m/2⌉ radii, then k angles; its first k normals are the cosines.
@@ -52,13 +52,7 @@ def reference(
     bits, integer = (63, np.int64) if dtype is torch.float64 else (31, np.int32)
     out = torch.empty(size, dtype=dtype)
     for at, piece in enumerate(torch.split(out, BLOCK) if size else ()):
-        words = np.random.SFC64(0)
-        start = np.frombuffer(key(seed, step, draw, name, at) + b"\1\0\0\0\0\0\0\0", dtype="<u8").copy()
-        if lane is not None:
-            start[2] += np.uint64((lane + 1) * GOLDEN % 2**64)
-        words.state = {"bit_generator": "SFC64", "state": {"state": start}, "has_uint32": 0, "uinteger": 0}
-        if lane is not None:
-            words.random_raw(12)  # the rounds that mix neighbouring lanes
+        words = stream(key(seed, step, draw, name, at), lane)
         for chunk in torch.split(piece, CHUNK):
             k = (len(chunk) + 1) // 2
             integers = words.random_raw(k if bits == 31 else 2 * k).view(integer)
@@ -67,6 +61,18 @@ def reference(
             φ = j * (math.pi * 2.0**-bits)
             chunk.copy_(torch.cat((r * φ.cos(), r * φ.sin()))[: len(chunk)])
     return out
+
+
+def stream(start: bytes, lane: int | None) -> np.random.SFC64:
+    """The stream of a name; replicas share it and start apart, with the rounds that mix them thrown away."""
+    state = np.frombuffer(start + b"\1\0\0\0\0\0\0\0", dtype="<u8").copy()
+    if lane is not None:
+        state[2] = (int(state[2]) + (lane + 1) * GOLDEN) % 2**64
+    words = np.random.SFC64(0)
+    words.state = {"bit_generator": "SFC64", "state": {"state": state}, "has_uint32": 0, "uinteger": 0}
+    if lane is not None:
+        words.random_raw(12)
+    return words
 
 
 class Normals:
@@ -99,7 +105,7 @@ class Normals:
         if native.serves(self.wide.dtype, self.device):
             fill = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
             start = keys(seed, step, draw, self.names, self.layout.counts)
-            native.run(self.wide.dtype, self.layout, fill, start, p=self.layout.addresses(self.pieces))
+            native.run(self.wide.dtype, self.layout, fill, start, p=native.addresses(self.pieces))
         else:
             for piece, name, count in zip(self.pieces, self.names, self.layout.counts, strict=True):
                 for lane, part in zip(self.lanes or (None,), piece.view(-1, count) if count else [], strict=False):
@@ -110,6 +116,24 @@ class Normals:
         if self.wide is not self.flat:
             self.flat.copy_(self.wide)
         return self.flat
+
+
+def permutations(points: int, seed: int, epoch: int, name: str, rows: int, lanes: Sequence[int] | None) -> torch.Tensor:
+    """Permutations of 0 … points − 1, one for each replica: rows × points."""
+    start = key(seed, epoch, 0, name, 0)
+    if native.library() is not None:
+        return native.shuffle(points, start, native.Layout([points], rows, lanes))
+    return torch.stack([shuffled(points, start, lane) for lane in (lanes or (None,))])
+
+
+def shuffled(points: int, start: bytes, lane: int | None) -> torch.Tensor:
+    """What the kernel makes, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u of 32 bits."""
+    raw = stream(start, lane).random_raw(max(points - 1, 0)) >> np.uint64(32)
+    order = list(range(points))
+    for i, u in zip(range(points - 1, 0, -1), raw.tolist(), strict=True):
+        j = u * (i + 1) >> 32
+        order[i], order[j] = order[j], order[i]
+    return torch.tensor(order, dtype=torch.int64)
 
 
 def by_device(piece: torch.Tensor, name: bytes) -> None:

@@ -62,6 +62,7 @@ class Optimizer(torch.optim.Optimizer):
 
     method: str | None = None  # set by tether.methods, for the citation
     skipped: int = 0
+    _known_finite = False  # set by `tether.train` where the gradients of this step have been looked at already
     _resting: Sequence[int] = ()  # the replicas that stand still in this step
 
     def __init__(
@@ -255,7 +256,8 @@ class Optimizer(torch.optim.Optimizer):
         self, words: list[Word], sizes: list[dict[str, Any]], gradient: bool = True
     ) -> list[Motion | Constrained] | None:
         """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
-        found = self._faulty_gradients() if gradient else {}
+        found = self._faulty_gradients() if gradient and not self._known_finite else {}
+        self._known_finite = False
         self._resting = [*self.param_groups[0]["stopped"]] if self.param_groups else []
         if found and self._batch_dims:
             faulty = self._faulty_replicas()

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from tether.mlp import LOSSES, Loss, Perceptrons, mean_losses, plain
-from tether.noise import Normals
+from tether.noise import Normals, permutations
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.replicas import Replicas
 
@@ -56,8 +56,7 @@ class Minibatches:
         if not 1 <= self.batch <= points:
             raise ValueError(f"batch={batch!r} must be between 1 and the number of points, {points}")
         self.rows = 1 if lanes is None else len(lanes)
-        size = self.batch if replacement else points
-        whole = size * self.rows
+        self.lanes, whole = lanes, self.batch * self.rows
         device = torch.device("cpu")
         self.normals = Normals(["minibatches"], [whole], [0], whole, torch.float64, device, self.rows, lanes)
         self.per_epoch = 1 if replacement else -(-points // self.batch)
@@ -70,11 +69,11 @@ class Minibatches:
             return self.everything
         epoch, k = divmod(step, self.per_epoch)
         if epoch != self.epoch:
-            numbers = self.normals.draw(self.seed, epoch, 0).view(self.rows, -1)
             if self.replacement:
+                numbers = self.normals.draw(self.seed, epoch, 0).view(self.rows, -1)
                 self.order = (torch.special.ndtr(numbers) * self.points).long().clamp_max_(self.points - 1)
             else:
-                self.order = numbers.argsort(dim=1)
+                self.order = permutations(self.points, self.seed, epoch, "minibatches", self.rows, self.lanes)
             self.epoch = epoch
         return self.order[:, k * self.batch : (k + 1) * self.batch]
 
@@ -184,6 +183,10 @@ class _Run:
         compiled: bool,
     ) -> None:
         self.model, self.opt, self.loss = model, opt, plain(loss)
+        self.own = isinstance(opt, Optimizer)
+        # torch wraps `step` for its profiler and for hooks, which costs as much as moving a few small nets
+        watched = "step" in vars(opt) or opt._optimizer_step_pre_hooks or opt._optimizer_step_post_hooks
+        self.advance: Any = opt._step if isinstance(opt, Optimizer) and not watched else opt.step
         self.many = isinstance(model, Replicas)
         self.n = len(model) if isinstance(model, Replicas) else 1
         if each and not self.many:
@@ -213,6 +216,8 @@ class _Run:
         self.stream = Minibatches(points, batch, lanes, seed, replacement)
         if compiled and self.many:
             self.fast = Perceptrons.make(model, x, y, self.loss, each)
+        moved = {id(p) for group in opt.param_groups for p in group["params"]}
+        self.trusted = self.own and moved == {id(p) for p in model.parameters()}
 
     def batches(self, first: int, steps: int) -> Iterator[tuple[int, Any]]:
         """The steps that are left, with what each needs."""
@@ -244,7 +249,7 @@ class _Run:
 
         while True:
             try:
-                self.opt.step(closure)  # type: ignore[arg-type]
+                self.advance(closure)
                 break
             except NonFiniteGradient as error:
                 self.stop(error.replicas or (0,), step, record, "a gradient that is not finite")
@@ -255,7 +260,10 @@ class _Run:
     def gradients(self, batch: Any) -> torch.Tensor:
         """Losses of all replicas, with gradients in place."""
         if self.fast is not None:
-            return self.fast(batch)
+            losses = self.fast(batch)
+            if self.trusted:
+                self.opt._known_finite = self.fast.finite  # type: ignore[attr-defined]
+            return losses
         self.opt.zero_grad()
         with torch.enable_grad():
             if self.data is None:
@@ -279,7 +287,7 @@ class _Run:
                 losses = mean_losses(self.loss, self.model(x, each=each), y, each)
             else:
                 losses = self.loss(self.model(x), y).unsqueeze(0)
-            losses.sum().backward()
+            losses.sum().backward()  # type: ignore[no-untyped-call]
         return losses
 
     def judge(self, losses: torch.Tensor, step: int, record: Record) -> None:
