@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit bench bench-constraints format clean
+.PHONY: setup demo test lint types unit bench bench-constraints bench-replicas format clean
 
 setup: $(VENV)/.done
 
@@ -17,8 +17,11 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,dev]"
 	@touch $@
 
+# Both pictures of the library's reason: a hundred runs of six dynamics, and one line changed in a deep network.
+demo: export OMP_NUM_THREADS = 2
 demo: setup
 	$(BIN)/python examples/spiral.py
+	$(BIN)/python examples/orthogonal.py
 
 test: lint types unit
 
@@ -37,6 +40,10 @@ bench: setup
 
 bench-constraints: setup
 	$(BIN)/python benchmarks/constraints.py
+
+bench-replicas: export OMP_NUM_THREADS = 2
+bench-replicas: setup
+	$(BIN)/python benchmarks/replicas.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -52,6 +52,7 @@ SMALL = 1 << 16  # elements below which a second thread costs more than it saves
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 Op = tuple[int, int, float, float, float, float]  # target, draw, and the coefficients own, p, g, R
 OP = struct.Struct("=qqdddd")
+ROW = np.dtype("=i8,=i8,=f8,=f8,=f8,=f8")  # the same, for tables of ops
 
 
 @lru_cache(maxsize=1)
@@ -98,10 +99,11 @@ def addresses(tensors: Iterable[torch.Tensor]) -> array[int]:
 
 def pack_each(ops: Sequence[tuple[Any, ...]], rows: int) -> bytes:
     """Ops with numbers that may be one for each replica, as a row of ops for each."""
-    table = np.empty((rows, len(ops)), dtype="=i8,=i8,=f8,=f8,=f8,=f8")
+    table = np.empty((rows, len(ops)), dtype=ROW)
     for i, op in enumerate(ops):
-        for j, value in enumerate(op):
-            table[f"f{j}"][:, i] = value
+        column = table[:, i]
+        for name, value in zip(ROW.names or (), op, strict=True):
+            column[name] = value
     return table.tobytes()
 
 
