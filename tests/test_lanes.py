@@ -220,3 +220,17 @@ def test_parameters_that_hold_no_replicas():
     named = [("a", nn.Parameter(torch.zeros(3, 2))), ("b", nn.Parameter(torch.zeros(2)))]
     with pytest.raises(ValueError, match=r"'b' of shape \(2,\) does not hold 3 replicas along its first axis"):
         tether.Optimizer(named, lr=0.1, batch_dims=1)
+
+
+def test_a_schedule_of_a_field_with_a_number_for_each_replica():
+    ens = Replicas(factory, n=3)
+    opt = methods.langevin(ens, lr=0.1, temperature=torch.tensor([1e-4, 1e-3, 1e-2]))
+    anneal = tether.Schedule(opt, "temperature", lambda t: 0.5**t)
+    anneal.step()
+    assert anneal.last_values[0] == pytest.approx([5e-5, 5e-4, 5e-3])
+    train(ens, opt, 2)
+    twin = tether.Schedule(
+        methods.langevin(Replicas(factory, n=3), temperature=torch.ones(3)), "temperature", lambda t: 0.5**t
+    )
+    twin.load_state_dict(anneal.state_dict())
+    assert twin.last_values == anneal.last_values

@@ -306,3 +306,35 @@ def test_what_is_refused(options, match):
     arguments = {"data": (X, Y), "loss": BCE, "steps": 2, **options}
     with pytest.raises(ValueError, match=match):
         tether.train(net, methods.sgd(net), **arguments)
+
+
+# memory
+
+MEMORY = """
+import resource, sys, torch, tether
+from torch import nn
+torch.set_num_threads(1)
+n, widths, batch = 24, (784, 400, 10), 32
+x, y = torch.randn(200, 784), torch.randint(0, 10, (200,))
+small = tether.Replicas(lambda: nn.Sequential(nn.Linear(784, 5), nn.ReLU(), nn.Linear(5, 10)), 2)
+loss = nn.functional.cross_entropy
+compiled = sys.argv[1] == "True"
+opt = tether.methods.langevin(small, lr=0.01, temperature=1e-6)
+tether.train(small, opt, (x, y), loss, 3, batch, compiled=compiled)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ens = tether.Replicas(lambda: nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 10)), n)
+opt = tether.methods.langevin(ens, lr=0.01, temperature=1e-6)
+tether.train(ens, opt, (x, y), loss, 5, batch, compiled=compiled)
+peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+parameters = sum(p.numel() for p in ens.parameters())
+activations = n * batch * (784 + 2 * 400 + 10)
+print(peak / (4 * (3 * parameters + activations)))
+"""
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_peak_memory_is_that_of_what_must_be_held(compiled):
+    # parameters, momenta, gradients and the activations of one batch, of all replicas
+    command = [sys.executable, "-c", MEMORY, str(compiled)]
+    ratio = float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+    assert 0.7 < ratio <= 1.5

@@ -207,7 +207,8 @@ def stiefel(
     r, s, tall, *limits = kind
     dtype = out.dtype
     small = r * s * s < 1 << 24
-    threads = min(torch.get_num_threads(), len(θ)) if small else 1
+    # small products belong into a parallel region even where there is one matrix: BLAS then leaves the threads alone
+    threads = torch.get_num_threads() if small else 1
     room = 5 * r * s + s * s
     scratch = _scratch(dtype, room * threads)
     ok = integers([0] * len(θ))

@@ -38,36 +38,37 @@ class Schedule:
         self.parts = [i for i, label in enumerate(labels) if where == label or matches(label, where)]
         if not self.parts:
             raise ValueError(f"no part is called {where!r}; parts are {', '.join(map(repr, labels))}")
-        self.start = [float(optimizer.param_groups[i][field]) for i in self.parts]
+        self.start = [_plain(optimizer.param_groups[i][field]) for i in self.parts]
         self.t = 0
         self._apply(self.t, self.start)
 
     @property
-    def last_values(self) -> list[float]:
-        """The field's value in each scheduled part now."""
-        return [float(self.optimizer.param_groups[i][self.field]) for i in self.parts]
+    def last_values(self) -> list[Any]:
+        """The field's value in each scheduled part now; a list where every replica has its own."""
+        return [_plain(self.optimizer.param_groups[i][self.field]) for i in self.parts]
 
     def step(self) -> None:
         """Advance by one and set the field; call it after ``opt.step()``."""
         self._apply(self.t + 1, self.start)
         self.t += 1
 
-    def _apply(self, t: int, start: list[float]) -> None:
+    def _apply(self, t: int, start: list[Any]) -> None:
         """Set the field to its value at t; where that is no good value, raise and set nothing."""
         where = f"Schedule at t={t}"
         factor = self.factor(t)
         if not isinstance(factor, Real | torch.Tensor):
             raise TypeError(f"{where}: factor={factor!r} is not a number")
         infinite = self.field == "friction"
-        values = [
-            number(where, self.field, float(factor) * x if factor else 0.0, allow_infinite=infinite) for x in start
-        ]
+        values = []
+        for x in start:
+            scaled = [float(factor) * y if factor else 0.0 for y in (x if isinstance(x, list) else [x])]
+            values.append([number(where, self.field, y, allow_infinite=infinite) for y in scaled])
         for i, value in zip(self.parts, values, strict=True):
             group = self.optimizer.param_groups[i]
             if isinstance(group[self.field], torch.Tensor):
-                group[self.field].fill_(value)
+                group[self.field].copy_(torch.tensor(value).view(group[self.field].shape))
             else:
-                group[self.field] = value
+                group[self.field] = value[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: how far it has come and where it started."""
@@ -82,3 +83,8 @@ class Schedule:
             )
         self._apply(state["t"], list(state["start"]))
         self.t, self.start = state["t"], list(state["start"])
+
+
+def _plain(value: Any) -> Any:
+    """A number, or a list with one for each replica."""
+    return value.tolist() if isinstance(value, torch.Tensor) else float(value)

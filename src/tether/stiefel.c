@@ -95,7 +95,7 @@ static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *
     REAL largest;
     NAME(inner)(m, x, x, (REAL)0.5 / (m->scale * m->scale), multiplier);
     REAL a = NAME(rows)(multiplier, s, &largest), size = 2 * largest;
-    if (k && size <= (REAL)1.6 * m->tolerance) return 1;
+    if (k && size <= 2 * m->tolerance) return 1;
     if (k ? !(a < (REAL)0.7 * before) : !(a < (REAL)1e18)) return k && a <= floor;
     NAME(outer)(m, start, multiplier, 1, 0, k ? step : normal);
     NAME(combine)(x, 1, x, -1, k ? step : normal, n);

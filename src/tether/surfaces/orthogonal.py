@@ -22,7 +22,7 @@ class Orthogonal(Surface):
     Conv weights are flattened to out × (in · kernel). A point is Q itself, of shape (…, r, s) with r ≥ s.
 
     Args:
-        tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 5e-7 for float32, 3e-14 for float64.
+        tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 3e-7 for float32, 3e-14 for float64.
         iterations: bound on the quasi-Newton iteration; past it, or where the step is too long for it, the point is
             projected by its polar factor instead, and `fallbacks` counts that.
         scale: c.
@@ -132,7 +132,7 @@ class Orthogonal(Surface):
             a = rows.amax().item()
             # Rounding keeps the rows of a large matrix up; the entries tell whether it is that.
             size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist())) if tolerance < 2 * a < 1e-3 else 2 * a
-            if normal is not None and size <= 1.6 * tolerance:
+            if normal is not None and size <= 2 * tolerance:
                 return q, normal
             if not a < SLOWEST * before.amax().item():
                 if a <= floor and normal is not None:
@@ -165,7 +165,7 @@ class Orthogonal(Surface):
     def tolerance_for(self, dtype: torch.dtype) -> float:
         if self.tolerance is not None:
             return self.tolerance
-        return 5e-7 if dtype is not torch.float64 else 3e-14
+        return 3e-7 if dtype is not torch.float64 else 3e-14
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         return self.excess(point).abs().amax()
