@@ -71,7 +71,7 @@ def violation(model: nn.Sequential, names: list[str]) -> float:
     return max(float((q.T @ q - torch.eye(q.shape[1])).abs().max()) for q in matrices(model, names))
 
 
-def candidates(work: Workload, lr: float) -> dict[str, tuple[nn.Sequential, torch.optim.Optimizer]]:
+def candidates(work: Workload, lr: float, peers: bool = True) -> dict[str, tuple[nn.Sequential, torch.optim.Optimizer]]:
     build, _, _, names = work
     base = build()
     for name in names:
@@ -94,6 +94,9 @@ def candidates(work: Workload, lr: float) -> dict[str, tuple[nn.Sequential, torc
     add("tether od", ours(lr=lr, word="X"))
     h = lr**0.5  # OBA moves by h² per gradient
     add("tether ud", ours(lr=h, word="OBA", friction=0.105 / h))
+
+    if not peers:
+        return found
 
     def parametrized(kind: str) -> Callable[[nn.Sequential], torch.optim.Optimizer]:
         def make(model: nn.Sequential) -> torch.optim.Optimizer:
@@ -157,9 +160,9 @@ def flat_conv(module: nn.Module) -> None:
     module.forward = lambda x: nn.functional.conv2d(x, module.weight.reshape(shape), module.bias, *settings)
 
 
-def compare(name: str, work: Workload, rounds: int, lr: float) -> None:
+def compare(name: str, work: Workload, rounds: int, lr: float, peers: bool) -> None:
     _, x, y, names = work
-    found = candidates(work, lr)
+    found = candidates(work, lr, peers)
     whole, alone = {}, {}
     for label, (model, opt) in found.items():
 
@@ -212,6 +215,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--only", nargs="*", default=["W1", "W2", "W3", "bounded"])
+    parser.add_argument("--no-peers", action="store_true", help="tether and SGD alone")
     parser.add_argument("--lr", type=float, nargs="*", default=[0.01, 0.1])
     arguments = parser.parse_args()
     for threads in arguments.threads:
@@ -221,7 +225,9 @@ def main() -> None:
         for name, work in workloads().items():
             if name in arguments.only:
                 for lr in arguments.lr:
-                    compare(name, work, max(5, arguments.rounds // (10 if name == "W2" else 1)), lr)
+                    compare(
+                        name, work, max(5, arguments.rounds // (10 if name == "W2" else 1)), lr, not arguments.no_peers
+                    )
         if "bounded" in arguments.only:
             bounded(arguments.rounds)
 

@@ -210,6 +210,24 @@ def L(θ, p, g, R, h, τ):
     return θ - h * g + sqrt(2 * τ * h) / 2 * (R + p), R
 
 
+# Heavy ball in torch's form, chapter 5
+
+
+@letter("p", flow=False)
+def M(p, g, γ):
+    """Momentum as torch's SGD has it (5.1): p ← e^{−γ} p + g.
+
+    γ = −log μ; γ = ∞ is no momentum, p = g. The word MS is ``torch.optim.SGD(lr=h, momentum=μ)``.
+    """
+    return exp(-γ) * p + g
+
+
+@letter("θ")
+def S(θ, p, h):
+    """Step along it (5.1): θ ← θ − h p."""
+    return θ - h * p
+
+
 @letter("θ", flow=False)
 def H(θ, g, g0, h):
     """Heun's corrector (3.3.2.1): θ ← θ − (h/2)(g − g0).

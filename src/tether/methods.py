@@ -9,6 +9,7 @@ last one unless ``output`` names it by a glob such as ``"head.*"``.
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from tether.multirate import set_clocks
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.replicas import Replicas
@@ -32,6 +34,7 @@ __all__ = [
     "langevin",
     "langevin_in_layers",
     "lol",
+    "multirate_sgd",
     "orthogonal_cola_od",
     "orthogonal_cola_ud",
     "sgd",
@@ -48,6 +51,7 @@ CONSTRAINED = (
     "B. Leimkuhler, T. Vlaar, T. Pouchon, A. Storkey. Better training using weight-constrained stochastic dynamics. "
     "ICML 2021"
 )
+MULTIRATE = "T. Vlaar, B. Leimkuhler. Multirate training of neural networks. ICML 2022"
 CITATIONS: dict[str, str] = {}
 
 Radius = float | torch.Tensor | Sequence[float]
@@ -333,6 +337,41 @@ def orthogonal_cola_ud(
     """o-CoLA-ud (4.57): Langevin dynamics with orthogonal weights; see `orthogonal_cola_od`."""
     parts = _constrained(model, Orthogonal, None, free, start=start)
     return Optimizer(model, parts, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+@cites(MULTIRATE)
+def multirate_sgd(
+    model: torch.nn.Module,
+    fast: str,
+    k: int = 5,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    drift: bool = True,
+    weight_decay: float = 0.0,
+    slow_weight_decay: float | None = None,
+    batchnorm: str = "train",
+    slow_eval: bool = False,
+    **options: Any,
+) -> Optimizer:
+    """Multirate SGD with momentum (Algorithms 5.1 to 5.3): `fast` every step with h/k, the rest every k steps with h.
+
+    Between its steps no gradient of the slow part is computed. `drift` spreads its step over them (5.1) instead of
+    taking it at once (5.2). `batchnorm` and `slow_eval` are explained in `tether.multirate.set_clocks`.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1, e.g. momentum=0.9")
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"k={k!r} must be a whole number of fast steps, 1 or more, e.g. k=5")
+    friction = -math.log(momentum) if momentum else inf
+    decay = weight_decay if slow_weight_decay is None else slow_weight_decay
+    parts = [
+        Part(fast, word="MS", lr=lr / k, friction=friction, weight_decay=weight_decay),
+        Part("*", word="MS", lr=lr, friction=friction, weight_decay=decay, every=k, drift=drift),
+    ]
+    optimizer = Optimizer(model, parts, lr=lr, **options)
+    if k > 1:
+        set_clocks(model, optimizer, batchnorm, slow_eval)
+    return optimizer
 
 
 def _constrained(

@@ -208,14 +208,14 @@ def stiefel(
     dtype = out.dtype
     small = r * s * s < 1 << 24
     # small products belong into a parallel region even where there is one matrix: BLAS then leaves the threads alone
-    threads = torch.get_num_threads() if small else 1
+    threads, inner = (torch.get_num_threads(), 1) if small else (1, torch.get_num_threads())
     room = 5 * r * s + s * s
     scratch = _scratch(dtype, room * threads)
     ok = integers([0] * len(θ))
     lists = [addresses(x) if x else None for x in (θ, p, g, noise)]
     at = [x.buffer_info()[0] if x else None for x in lists]
     places = [out.data_ptr(), None if moved is None else moved.data_ptr()]
-    work = [ok.buffer_info()[0], scratch.data_ptr(), room, threads]
+    work = [ok.buffer_info()[0], scratch.data_ptr(), room, threads, inner]
     _functions()["stiefel", dtype](
         len(θ), r, s, tall, *at, *places, len(ops) // OP.size // max(each, 1), ops, each, *limits, product(dtype), *work
     )
@@ -280,7 +280,7 @@ def _functions() -> dict[tuple[str, torch.dtype], Any]:
         functions["stiefel", dtype] = matrices = getattr(library(), f"stiefel_{suffix}")
         limits = [ctypes.c_double, ctypes.c_double, size]
         numbers = [size, ctypes.c_char_p, size, *limits]
-        matrices.argtypes = [*[size] * 4, *[address] * 6, *numbers, *[address] * 3, size, size]
+        matrices.argtypes = [*[size] * 4, *[address] * 6, *numbers, *[address] * 3, *[size] * 3]
         matrices.restype = None
         functions["gradients", dtype] = nets = getattr(library(), f"gradients_{suffix}")
         nets.argtypes = [*[size] * 3, *[address] * 9, size, size, address, size, *[address] * 4, size, size]

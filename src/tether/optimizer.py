@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,6 +98,8 @@ class Optimizer(torch.optim.Optimizer):
         self._numbers: dict[int, Any] = {}
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
         super().__init__(_groups(params, parts, defaults), defaults)
+        if all(group["every"] > 1 for group in self.param_groups):
+            raise ValueError("some part must move at every step: leave every=1 for the fastest")
         placed, self._placed = self._placed, None
         write(placed)
 
@@ -104,7 +107,7 @@ class Optimizer(torch.optim.Optimizer):
         """Add a part given as a torch param group; its keys may be fields of a `Part`."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a param group is a dict with the key 'params', got {type(param_group).__name__}")
-        extra = {"params", "param_names", "seed", "step", "previous_lr", "stopped", "initial_lr"}
+        extra = {"params", "param_names", "trained", "seed", "step", "previous_lr", "stopped", "initial_lr"}
         known_fields((key for key in param_group if key not in extra), "param group")
         group = {**self.defaults, **{key: value for key, value in param_group.items() if value is not None}}
         check(group)
@@ -159,6 +162,14 @@ class Optimizer(torch.optim.Optimizer):
                 added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
         elif self._batch_dims and isinstance(added["thermostat"], torch.Tensor):
             added["thermostat"] = added["thermostat"].double().expand(self._lanes.rows).clone()
+        rates = sorted({group["every"] for group in (*self.param_groups, added)})
+        for fast, slow in pairwise(rates):
+            if slow % fast:
+                raise ValueError(
+                    f"every={slow} must be a multiple of every={fast} of the faster part: rates are nested"
+                )
+        if added["every"] > 1:
+            added["trained"] = [param.requires_grad for param in names]
         self.param_groups.append(added)
         self._surfaces.append(surface)
         self._motions.append(None)
@@ -190,13 +201,26 @@ class Optimizer(torch.optim.Optimizer):
         held = self._hold_back()
         # What may fail goes first and writes last, so that a step is done as a whole or not at all.
         for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible):
-            motion.run(word.program, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
+            beats = word.program
+            if group["every"] > 1:
+                beats = word.on_clock(group["every"], _due(group), group["drift"])
+            if beats:
+                motion.run(beats, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
         for group, motion, word, _ in rows:
             motion.finish()
             if "ξ" in word.needs:
                 group["thermostat"] = motion.scalars["ξ"]
         self._put_back(held)
         self._count_step(sizes)
+        self._set_clock()
+
+    def _set_clock(self) -> None:
+        """Let only what is due at the next step ask for gradients: the backward pass stops where nothing is."""
+        for group in self.param_groups:
+            if group["every"] > 1:
+                for param, trained in zip(group["params"], group["trained"], strict=True):
+                    if trained:
+                        param.requires_grad_(_due(group))
 
     def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
         """Run the words as written, all parts together, with a fresh gradient before each stage."""
@@ -284,7 +308,7 @@ class Optimizer(torch.optim.Optimizer):
                     motion = Motion(group["params"], names, momenta, self.state, not self._foreach, self._lanes)
                 self._motions[i] = motion
             first += len(group["params"])
-            motion.begin(size, size["ω"], gradient, self._resting)
+            motion.begin(size, size["ω"], gradient and _due(group), self._resting)
             if "ξ" in word.needs and not isinstance(size["ξ"], torch.Tensor) and motion.live:
                 block = motion.live[0]
                 wide = torch.float64 if block.dtype is torch.float64 else torch.float32
@@ -502,6 +526,7 @@ class Optimizer(torch.optim.Optimizer):
                         f"in the checkpoint has {tuple(momentum.shape)}: this is the checkpoint of another model"
                     )
         super().load_state_dict(state_dict)
+        self._set_clock()
         self._motions = [None] * len(self.param_groups)
         # torch casts state to the parameter's dtype, too coarse on a surface for half precision, and does not copy it.
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
@@ -564,6 +589,10 @@ def _lanes(name: str, param: torch.Tensor, batch_dims: int) -> Lanes:
         raise ValueError(f"parameter {name!r} of shape {tuple(param.shape)} has no axis of replicas: use batch_dims=0")
     rows = len(param)
     return Lanes(rows, tuple(range(rows)) if numbers is None or len(numbers) != rows else tuple(numbers), True)
+
+
+def _due(group: Mapping[str, Any]) -> bool:
+    return bool(group["step"] % group["every"] == 0)
 
 
 def _zero(lr: Any) -> bool:

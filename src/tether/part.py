@@ -32,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 0.0,
     "thermostat": 0.1,
     "normalised": False,
+    "every": 1,
+    "drift": True,
 }
 
 
@@ -54,6 +56,8 @@ class Part:
         weight_decay: ω; the gradient becomes g + ωθ.
         thermostat: the value at which the thermostat ξ starts.
         normalised: divide ε by the number of parameters, so that one ε suits layers of every size.
+        every: how many steps of the optimizer are one of this part; in between no gradient of it is computed.
+        drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
     """
 
     where: str = "*"
@@ -67,6 +71,8 @@ class Part:
     weight_decay: float | torch.Tensor | None = None
     thermostat: float | None = None
     normalised: bool | None = None
+    every: int | None = None
+    drift: bool | None = None
 
     def row(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The part as a torch param group without its parameters: every field filled in and checked."""
@@ -100,8 +106,13 @@ def check(row: Mapping[str, Any]) -> None:
     for name in NUMERIC:
         number(where, name, row[name], allow_infinite=name == "friction", replicas=None)
     number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
-    if not isinstance(row["normalised"], bool):
-        raise TypeError(f"{where}: normalised={row['normalised']!r} must be True or False")
+    for name in ("normalised", "drift"):
+        if not isinstance(row[name], bool):
+            raise TypeError(f"{where}: {name}={row[name]!r} must be True or False")
+    if not isinstance(row["every"], int) or isinstance(row["every"], bool) or row["every"] < 1:
+        raise ValueError(f"{where}: every={row['every']!r} must be a whole number of steps, 1 or more, e.g. every=5")
+    if row["every"] > 1 and parse(row["word"]).needs_closure:
+        raise ValueError(f"{where}: the word {row['word']!r} takes several gradients per step: it must have every=1")
 
 
 def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

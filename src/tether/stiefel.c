@@ -7,7 +7,7 @@ typedef void NAME(Gemm)(const char *, const char *, const int *, const int *, co
 typedef struct {
   int64_t r, s, tall;  // tall: the parameter is Q; else Qᵀ
   REAL tolerance, scale;
-  int64_t iterations, threads;
+  int64_t iterations, threads;  // threads: for the work on one matrix
   NAME(Gemm) *gemm;
 } NAME(Stiefel);
 
@@ -39,24 +39,31 @@ static void NAME(outer)(const NAME(Stiefel) *m, const REAL *q, const REAL *multi
   else m->gemm("N", "N", &r, &s, &s, &times, q, &r, multiplier, &s, &keep, to, &r);
 }
 
-// the longest column of (x − y)/c
-CLONES static REAL NAME(reach)(const NAME(Stiefel) *m, const REAL *x, const REAL *y, REAL *columns) {
-  REAL longest = 0;
+// |columns of x − y|² from `first` to `last`
+CLONES static void NAME(lengths)(const NAME(Stiefel) *m, const REAL *x, const REAL *y, int64_t first, int64_t last,
+                                 REAL *to) {
+  for (int64_t j = first; j < last; j++) to[j] = 0;
   if (m->tall) {
-    for (int64_t j = 0; j < m->s; j++) columns[j] = 0;
     for (int64_t i = 0; i < m->r; i++)
-      for (int64_t j = 0; j < m->s; j++) {
+      for (int64_t j = first; j < last; j++) {
         REAL d = x[i * m->s + j] - y[i * m->s + j];
-        columns[j] += d * d;
+        to[j] += d * d;
       }
-  } else {
-    for (int64_t j = 0; j < m->s; j++) {
-      REAL sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = j * m->r; i < (j + 1) * m->r; i++) sum += (x[i] - y[i]) * (x[i] - y[i]);
-      columns[j] = sum;
-    }
+    return;
   }
+  for (int64_t j = first; j < last; j++) {
+    REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = j * m->r; i < (j + 1) * m->r; i++) sum += (x[i] - y[i]) * (x[i] - y[i]);
+    to[j] = sum;
+  }
+}
+
+// the longest column of (x − y)/c
+static REAL NAME(reach)(const NAME(Stiefel) *m, const REAL *x, const REAL *y, REAL *columns) {
+  REAL longest = 0;
+#pragma omp parallel for num_threads(m->threads) if (m->threads > 1)
+  for (int64_t j = 0; j < m->s; j += 128) NAME(lengths)(m, x, y, j, j + 128 < m->s ? j + 128 : m->s, columns);
   for (int64_t j = 0; j < m->s; j++) longest = columns[j] > longest ? columns[j] : longest;
   return (REAL)sqrt(longest) / m->scale;
 }
@@ -81,14 +88,21 @@ CLONES static REAL NAME(rows)(REAL *multiplier, int64_t s, REAL *largest) {
   return (REAL)sqrt(longest);
 }
 
-CLONES static void NAME(combine)(REAL *to, REAL a, const REAL *x, REAL b, const REAL *y, int64_t n) {
+CLONES static void NAME(piece)(REAL *to, REAL a, const REAL *x, REAL b, const REAL *y, int64_t n) {
   if (a == 1) for (int64_t i = 0; i < n; i++) to[i] = x[i] + b * y[i];
   else for (int64_t i = 0; i < n; i++) to[i] = a * x[i] + b * y[i];
 }
 
+// to ← a·x + b·y
+static void NAME(combine)(const NAME(Stiefel) *m, REAL *to, REAL a, const REAL *x, REAL b, const REAL *y) {
+  const int64_t n = m->r * m->s;
+#pragma omp parallel for num_threads(m->threads) if (m->threads > 1)
+  for (int64_t i = 0; i < n; i += BLOCK) NAME(piece)(to + i, a, x + i, b, y + i, n - i < BLOCK ? n - i : BLOCK);
+}
+
 // x ← the point of Σ on the normal through `start`, with normal ← what was taken off; 0 where x is too far for that.
 static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *normal, REAL *multiplier, REAL *step) {
-  const int64_t n = m->r * m->s, s = m->s;
+  const int64_t s = m->s;
   const REAL floor = 4 * (REAL)(sizeof(REAL) == 4 ? 0x1p-23 : 0x1p-52) * (REAL)sqrt((double)s);
   REAL v = NAME(reach)(m, x, start, multiplier), before = 0;
   for (int64_t k = 0; k < m->iterations; k++) {
@@ -98,8 +112,8 @@ static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *
     if (k && size <= 2 * m->tolerance) return 1;
     if (k ? !(a < (REAL)0.7 * before) : !(a < (REAL)1e18)) return k && a <= floor;
     NAME(outer)(m, start, multiplier, 1, 0, k ? step : normal);
-    NAME(combine)(x, 1, x, -1, k ? step : normal, n);
-    if (k) NAME(combine)(normal, 1, normal, 1, step, n);
+    NAME(combine)(m, x, 1, x, -1, k ? step : normal);
+    if (k) NAME(combine)(m, normal, 1, normal, 1, step);
     if (size <= m->tolerance || a * (2 * v + a) <= m->tolerance) return 1;
     v += a;
     before = a;
@@ -121,13 +135,13 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
     REAL *x = op[o].target == 0 ? p : next;
     if (op[o].target == 1) {
       if (h == 0) continue;
-      NAME(combine)(next, 1, q, h, p, n);
+      NAME(combine)(m, next, 1, q, h, p);
     } else {
       const REAL *from = op[o].target == 0 ? p : q;
       if (own == 0) memset(x, 0, n * sizeof(REAL));
-      if (cg != 0) NAME(combine)(x, own == 0 ? 0 : own, own == 0 ? x : from, cg, g, n);
-      else if (own != 0) NAME(combine)(x, own, from, 0, from, n);
-      if (cR != 0) NAME(combine)(x, 1, x, cR, noise[op[o].draw], n);
+      if (cg != 0) NAME(combine)(m, x, own == 0 ? 0 : own, own == 0 ? x : from, cg, g);
+      else if (own != 0) NAME(combine)(m, x, own, from, 0, from);
+      if (cR != 0) NAME(combine)(m, x, 1, x, cR, noise[op[o].draw]);
       if (op[o].target == 0) {
         loose |= cg != 0 || cR != 0;
         continue;
@@ -135,7 +149,7 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
     }
     if (!NAME(onto)(m, next, q, normal, multiplier, step)) return 0;
     if (op[o].target == 1) {
-      NAME(combine)(p, 1, p, -1 / h, normal, n);
+      NAME(combine)(m, p, 1, p, -1 / h, normal);
       loose = 1;
     }
     REAL *old = q;
@@ -160,8 +174,9 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
 // A stack of matrices, `ok` telling which could be moved. Large ones leave the threads to the products.
 void NAME(stiefel)(int64_t count, int64_t r, int64_t s, int64_t tall, void *const *theta, void *const *p, void *const *g,
                    void *const *noise, void *out, void *moved, int64_t ops, const Op *op, int64_t each, double tolerance,
-                   double scale, int64_t iterations, void *gemm, int64_t *ok, void *scratch, int64_t room, int64_t threads) {
-  const NAME(Stiefel) m = {r, s, tall, (REAL)tolerance, (REAL)scale, iterations, threads, (NAME(Gemm) *)gemm};
+                   double scale, int64_t iterations, void *gemm, int64_t *ok, void *scratch, int64_t room, int64_t threads,
+                   int64_t inner) {
+  const NAME(Stiefel) m = {r, s, tall, (REAL)tolerance, (REAL)scale, iterations, inner, (NAME(Gemm) *)gemm};
   const int64_t n = r * s;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
   for (int64_t i = 0; i < count; i++) {

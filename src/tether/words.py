@@ -62,6 +62,14 @@ class Word:
         """Does a kick act on momenta, so that there is a kinetic temperature?"""
         return any(LETTERS[name].kicks and not LETTERS[name].moves for name in self.text)
 
+    def on_clock(self, every: int, due: bool, drift: bool) -> tuple[Beat, ...]:
+        """What a part that moves every so many steps does in one of them.
+
+        A word that ends in a drift along momenta, such as OBA or MS, may spread it over all steps between two kicks
+        (Algorithm 5.1); else all of it is done when it is due (5.2).
+        """
+        return _on_clock(self, every, due, drift)
+
     def __str__(self) -> str:
         if self.needs_closure:
             stages = " | ".join(" ".join(map(str, stage)) for stage in self.stages if stage)
@@ -106,6 +114,19 @@ def _parse(word: str) -> Word:
     last = [Beat(word[i], *((duration[i], 0.0) if finishes else (0.0, duration[i]))) for i in range(start, len(word))]
     this = [Beat(word[i], 0.0, duration[i]) for i in range(start)]
     return Word(word, _merge(last + this), stages, needs)
+
+
+@lru_cache
+def _on_clock(word: Word, every: int, due: bool, drift: bool) -> tuple[Beat, ...]:
+    written = [beat for stage in word.stages for beat in stage]
+    head = list(written)
+    while head and set(LETTERS[head[-1].letter].needs) == {"θ", "p", "h"}:
+        head.pop()
+    tail = written[len(head) :]
+    if not drift or not tail or any(LETTERS[beat.letter].moves for beat in head):
+        return word.program if due else ()
+    spread = [Beat(beat.letter, 0.0, beat.now / every) for beat in tail]
+    return (*(head if due else ()), *spread)
 
 
 def _check(word: str) -> None:

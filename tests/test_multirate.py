@@ -1,0 +1,227 @@
+"""Algorithms 5.1, 5.2 and 5.3 line by line, the clocks, and what the backward pass saves."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import tether
+from tether import methods
+from tether.words import parse
+
+K, H, MU = 3, 0.3, 0.9
+
+
+class Two(nn.Module):
+    """One slow and one fast number; the loss is a polynomial, so that gradients can be written down."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+        self.fast = nn.Parameter(torch.tensor([-0.5], dtype=torch.float64))
+
+    def forward(self):
+        return (0.5 * (self.slow - 1.5 * self.fast) ** 2 + 0.05 * self.slow**4).sum()
+
+
+def gradients(s, f):
+    return (s - 1.5 * f) + 0.2 * s**3, -1.5 * (s - 1.5 * f)
+
+
+def step(model, opt):
+    opt.zero_grad()
+    model().backward()
+    opt.step()
+
+
+@pytest.mark.parametrize("drift", [True, False])
+@pytest.mark.parametrize("decay", [(0.0, 0.0), (0.1, 0.02)])
+def test_the_printed_lines_for_three_cycles(drift, decay):
+    model = Two()
+    opt = methods.multirate_sgd(
+        model, fast="fast", k=K, lr=H, momentum=MU, drift=drift, weight_decay=decay[0], slow_weight_decay=decay[1]
+    )
+    s, f, ps, pf = 1.0, -0.5, 0.0, 0.0
+    for _ in range(3):
+        ps = MU * ps + gradients(s, f)[0] + decay[1] * s
+        if not drift:  # (5.2) prints the slow step first, from the same gradient; the fast ones see θ_S after it
+            moved, first = s - H * ps, gradients(s, f)[1]
+        for i in range(K):
+            if drift:
+                pf = MU * pf + gradients(s, f)[1] + decay[0] * f
+                f, s = f - H / K * pf, s - H / K * ps
+            else:
+                g = first if i == 0 else gradients(moved, f)[1]  # one backward pass serves both at the first
+                pf = MU * pf + g + decay[0] * f
+                f = f - H / K * pf
+            step(model, opt)
+            assert float(model.fast) == pytest.approx(f, rel=1e-12)
+            assert float(model.slow) == pytest.approx(s if drift else moved, rel=1e-12)
+        s = s if drift else moved
+
+
+def test_one_clock_is_torchs_sgd():
+    def net():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+    ours, theirs = net(), net()
+    opt = methods.multirate_sgd(ours, fast="2.*", k=1, lr=0.1, momentum=0.9, weight_decay=0.01)
+    other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    x = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for _ in range(50):
+        for model, optimizer in ((ours, opt), (theirs, other)):
+            optimizer.zero_grad()
+            (model(x).squeeze(1) - x.sum(1).sin()).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_three_nested_rates():
+    # h_i = h_{i−1}/K_{i−1}: 6, 2 and 1 steps
+    model = nn.ParameterDict(
+        {name: nn.Parameter(torch.tensor([x])) for name, x in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
+    )
+    parts = [
+        tether.Part("c", lr=0.1),
+        tether.Part("b", lr=0.2, every=2, drift=False),
+        tether.Part("a", lr=0.6, every=6),
+    ]
+    opt = tether.Optimizer(model, parts, lr=1.0, word="MS", friction=math.inf)
+    for n in range(12):
+        asked = [name for name, p in model.items() if p.requires_grad]
+        assert asked == [name for name, every in (("a", 6), ("b", 2), ("c", 1)) if n % every == 0]
+        opt.zero_grad()
+        sum(p.square().sum() / 2 for p in model.values()).backward()
+        opt.step()
+    # c: ×0.9 twelve times; b: ×0.8 six times; a drifts by 0.1 of its last gradient, six times: ×0.4 twice
+    assert float(model["c"]) == pytest.approx(3 * 0.9**12)
+    assert float(model["b"]) == pytest.approx(2 * 0.8**6)
+    assert float(model["a"]) == pytest.approx(0.4**2)
+
+
+def test_a_run_resumed_in_mid_cycle_goes_on_exactly():
+    model = Two()
+    opt = methods.multirate_sgd(model, fast="fast", k=5, lr=0.2)
+    for _ in range(7):
+        step(model, opt)
+    twin = copy.deepcopy(Two())
+    twin.load_state_dict(model.state_dict())
+    other = methods.multirate_sgd(twin, fast="fast", k=5, lr=0.2)
+    other.load_state_dict(opt.state_dict())
+    assert [p.requires_grad for p in twin.parameters()] == [False, True]
+    for _ in range(9):
+        step(model, opt)
+        step(twin, other)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_what_a_word_does_on_a_clock():
+    def text(word, **clock):
+        return " ".join(map(str, parse(word).on_clock(**clock)))
+
+    assert text("MS", every=5, due=True, drift=True) == "M(h) S(0.2 h)"
+    assert text("MS", every=5, due=False, drift=True) == "S(0.2 h)"
+    assert text("OBA", every=2, due=True, drift=True) == "O(h) B(h) A(½h)"
+    assert text("OBA", every=2, due=False, drift=False) == ""
+    assert text("BAOAB", every=2, due=True, drift=True) == str(parse("BAOAB")).split(": ")[1].split(";")[0]
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_on_fast_steps_no_graph_of_the_slow_part_is_kept():
+    model = net()
+    opt = methods.multirate_sgd(model, fast="4.*", k=3, lr=0.1)
+    x = torch.randn(6, 4)
+    for n in range(6):
+        hidden = model[:4](x)
+        assert hidden.requires_grad == (n % 3 == 0)
+        opt.zero_grad()
+        model(x).square().sum().backward()
+        assert (model[0].weight.grad is not None) == (n % 3 == 0)
+        opt.step()
+
+
+def test_frozen_parameters_stay_frozen():
+    model = net()
+    model[0].weight.requires_grad_(False)
+    opt = methods.multirate_sgd(model, fast="4.*", k=2, lr=0.1)
+    before = model[0].weight.clone()
+    for _ in range(4):
+        opt.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        opt.step()
+        assert not model[0].weight.requires_grad
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("batchnorm", ["train", "eval", "frozen"])
+def test_the_batch_norm_of_the_slow_part(batchnorm):
+    model = net()
+    opt = methods.multirate_sgd(model, fast="4.*", k=2, lr=0.1, batchnorm=batchnorm)
+    norm = model[1]
+    for n in range(4):
+        before = norm.running_mean.clone()
+        opt.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        opt.step()
+        moved = not torch.equal(norm.running_mean, before)
+        assert moved == {"train": True, "eval": False, "frozen": n % 2 == 0}[batchnorm]
+        assert norm.training == (batchnorm != "eval")
+
+
+def test_the_slow_part_in_eval_mode_between_its_steps():
+    model = net()
+    opt = methods.multirate_sgd(model, fast="4.*", k=2, lr=0.1, slow_eval=True)
+    modes = []
+    for _ in range(4):
+        opt.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        modes.append((model[1].training, model[4].training))
+        opt.step()
+    assert modes == [(True, True), (False, True)] * 2
+
+
+def test_where_nothing_can_be_saved_it_says_why():
+    model = net()
+    methods.multirate_sgd(model, fast="0.*|1.*", k=2)
+    with pytest.warns(UserWarning, match="'4' is slow but runs after '0', which is fast"):
+        model(torch.randn(6, 4))
+    model = net()
+    methods.multirate_sgd(model, fast="4.*", k=2)
+    with pytest.warns(UserWarning, match="an input requires grad"):
+        model(torch.randn(6, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"every": 0}, "every=0 must be a whole number of steps, 1 or more"),
+        ({"every": 2.5}, r"every=2\.5 must be a whole number"),
+        ({"every": 2}, "some part must move at every step"),
+        ({"drift": 1}, "drift=1 must be True or False"),
+        ({"every": 2, "word": "BABAB"}, "several gradients per step: it must have every=1"),
+    ],
+)
+def test_what_is_refused(fields, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        tether.Optimizer(Two(), lr=0.1, **fields)
+
+
+def test_rates_must_be_nested_and_arguments_in_range():
+    parts = [tether.Part("0.*"), tether.Part("1.*", every=2), tether.Part("*", every=3)]
+    with pytest.raises(ValueError, match="every=3 must be a multiple of every=2"):
+        tether.Optimizer(net(), parts, lr=0.1)
+    for fields, match in (
+        ({"k": 0}, "k=0 must be"),
+        ({"momentum": 1.0}, r"momentum=1\.0 must be"),
+        ({"batchnorm": "off"}, "batchnorm='off'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            methods.multirate_sgd(net(), fast="4.*", **fields)
