@@ -4,7 +4,7 @@
     python examples/grid.py --quick      fewer steps
 
 A perceptron with 100 hidden nodes on the four-turn spiral (500 points, 25 at a time, h = 0.25, γ = 0.5). Every cell of
-the grid is a few replicas with its own temperature τ and applied noise σ_A: fields of a part that hold a number for each.
+the grid is a few replicas with its own temperature τ and applied noise σ_A: fields that hold a number for each.
 """
 
 from __future__ import annotations

@@ -225,3 +225,124 @@ def test_rates_must_be_nested_and_arguments_in_range():
     ):
         with pytest.raises(ValueError, match=match):
             methods.multirate_sgd(net(), fast="4.*", **fields)
+
+
+# any optimizer on a clock
+
+
+def hybrid(model):
+    head, body = (
+        torch.optim.AdamW(model[4].parameters(), lr=0.01),
+        torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9),
+    )
+    return tether.Multirate({"head": head, "body": body}, every={"body": 3})
+
+
+def small():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Identity(), nn.Identity(), nn.Tanh(), nn.Linear(8, 2))
+
+
+def test_two_optimizers_by_hand():
+    model, twin = small(), small()
+    opt = hybrid(model)
+    head, body = (
+        torch.optim.AdamW(twin[4].parameters(), lr=0.01),
+        torch.optim.SGD(twin[0].parameters(), lr=0.1, momentum=0.9),
+    )
+    x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    for n in range(10):
+        assert model[0].weight.requires_grad == (n % 3 == 0)
+        opt.zero_grad()
+        model(x).square().sum().backward()
+        opt.step()
+        twin.zero_grad()
+        twin(x).square().sum().backward()
+        head.step()
+        if n % 3 == 0:
+            body.step()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_schedulers_scaler_and_checkpoints_of_a_hybrid():
+    model = small()
+    opt = hybrid(model)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+    scaler = torch.amp.GradScaler("cpu")
+    x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+
+    def train(model, opt, steps):
+        for _ in range(steps):
+            opt.zero_grad()
+            scaler.scale(model(x).square().sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+
+    train(model, opt, 4)
+    schedule.step()
+    assert opt.optimizers["body"].param_groups[0]["lr"] == pytest.approx(0.05)
+    twin = small()
+    twin.load_state_dict(model.state_dict())
+    other = hybrid(twin)
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))  # torch would share the momenta
+    train(model, opt, 5)
+    train(twin, other, 5)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_hybrids_that_are_refused():
+    model = small()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="every names 'body', but the optimizers are 'all'"):
+        tether.Multirate({"all": sgd}, every={"body": 2})
+    with pytest.raises(ValueError, match="some optimizer must move at every step"):
+        tether.Multirate({"all": sgd}, every={"all": 2})
+    with pytest.raises(ValueError, match="belongs to two of the optimizers"):
+        tether.Multirate({"all": sgd, "head": torch.optim.SGD(model[4].parameters(), lr=0.1)})
+
+
+# random subsets
+
+
+def test_a_subset_sleeps_for_k_steps_and_wakes_with_a_long_one():
+    weight = nn.Linear(30, 20, bias=False).double()
+    start, k, h = weight.weight.detach().clone(), 3, 0.1
+    opt = methods.random_subset(weight, lr=h, k=k, probabilities={"weight": 0.4}, seed=7)
+    θ = start.clone()
+    for cycle in range(3):
+        asleep = weight.weight.detach() == 0
+        assert abs(float(asleep.double().mean()) - 0.4) < 4 * math.sqrt(0.24 / 600)
+        for _ in range(k):
+            assert torch.equal(weight.weight.detach() == 0, asleep)
+            weight.weight.grad = torch.full_like(θ, 0.5 + cycle)
+            opt.step()
+            θ = torch.where(asleep, θ, θ - h * (0.5 + cycle))
+        torch.testing.assert_close(weight.weight.detach(), θ)  # all awake
+        weight.weight.grad = torch.full_like(θ, 2.0)
+        opt.step()
+        θ = θ - torch.where(asleep, h * k, h) * 2.0
+        now = weight.weight.detach() == 0
+        torch.testing.assert_close(weight.weight.detach(), torch.where(now, 0.0, θ))
+        assert not torch.equal(now, asleep)
+
+
+def test_sleep_is_resumed_exactly():
+    def run(model, opt, steps):
+        for _ in range(steps):
+            opt.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            opt.step()
+
+    model = small()
+    opt = methods.random_subset(model, lr=0.01, k=4)
+    run(model, opt, 6)
+    state, weights = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
+    twin = small()
+    other = methods.random_subset(twin, lr=0.01, k=4)
+    other.load_state_dict(state)
+    twin.load_state_dict(weights)
+    run(model, opt, 7)
+    run(twin, other, 7)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))

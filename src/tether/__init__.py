@@ -6,6 +6,7 @@ letters.
 
 from tether import data, letters, methods, noise, replicas, surfaces, words
 from tether.constrain import constrain, decay_groups, orthogonal_penalty
+from tether.multirate import Multirate
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.replicas import Replicas
@@ -19,6 +20,7 @@ __all__ = [
     "Draws",
     "Free",
     "Level",
+    "Multirate",
     "NonFiniteGradient",
     "Optimizer",
     "Orthogonal",

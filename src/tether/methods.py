@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from tether.multirate import set_clocks
+from tether.multirate import RandomSubset, set_clocks
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.replicas import Replicas
@@ -37,6 +37,7 @@ __all__ = [
     "multirate_sgd",
     "orthogonal_cola_od",
     "orthogonal_cola_ud",
+    "random_subset",
     "sgd",
     "sgld",
     "sphere_cola_od",
@@ -372,6 +373,25 @@ def multirate_sgd(
     if k > 1:
         set_clocks(model, optimizer, batchnorm, slow_eval)
     return optimizer
+
+
+@cites(MULTIRATE)
+def random_subset(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    k: int = 5,
+    probabilities: Mapping[str, float] | None = None,
+    **options: Any,
+) -> Optimizer:
+    """SGD with random subsets of the weights asleep for k steps (5.5.1).
+
+    `probabilities` are by glob on parameter names; without them 0.8 for the first weight matrix and 0.5 for the others,
+    as in Figure 5.7.
+    """
+    if probabilities is None:
+        weights = [name for name, param in model.named_parameters() if param.dim() > 1]
+        probabilities = {glob.escape(name): 0.5 if i else 0.8 for i, name in enumerate(weights)}
+    return RandomSubset(model, lr, k, probabilities, **options)
 
 
 def _constrained(

@@ -7,6 +7,7 @@ adds what belongs to the model: the mode of slow layers between their steps, and
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from tether.noise import Normals
 from tether.optimizer import Optimizer
+from tether.part import matches
 
-__all__ = ["set_clocks"]
+__all__ = ["Multirate", "RandomSubset", "set_clocks"]
 
 CHOICES = ("train", "eval", "frozen")
 
@@ -102,3 +105,140 @@ def _warn_by_order(model: nn.Module, slow: dict[str, nn.Module], fast: dict[str,
             if quick or name in slow:
                 handles.append(module.register_forward_pre_hook(watch(name, quick)))
     handles.append(model.register_forward_hook(done))
+
+
+class Multirate(torch.optim.Optimizer):
+    """Different optimizers for different parts, each with its own clock (5.7, 5.9.1).
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> opt = Multirate(
+    ...     {"head": torch.optim.AdamW(model[2].parameters()), "body": torch.optim.SGD(model[0].parameters(), lr=0.1)},
+    ...     every={"body": 5},
+    ... )
+
+    Schedulers, GradScaler and checkpoints see one optimizer with the param groups of all. Between their steps the
+    parameters of a slow part ask for no gradient.
+
+    Args:
+        optimizers: by a name of your choice; no parameter in two of them.
+        every: how many steps are one of that optimizer's; those that are not named move at every step.
+    """
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], every: Mapping[str, int] | None = None) -> None:
+        self.optimizers, every = dict(optimizers), dict(every or {})
+        for name, k in every.items():
+            if name not in self.optimizers:
+                raise ValueError(
+                    f"every names {name!r}, but the optimizers are {', '.join(map(repr, self.optimizers))}"
+                )
+            if not isinstance(k, int) or k < 1:
+                raise ValueError(f"every={{{name!r}: {k!r}}} must be a whole number of steps, 1 or more")
+        self.every = {name: every.get(name, 1) for name in self.optimizers}
+        if not self.optimizers or min(self.every.values()) > 1:
+            raise ValueError("some optimizer must move at every step: leave every=1 for the fastest")
+        groups = [group for opt in self.optimizers.values() for group in opt.param_groups]
+        params = [param for group in groups for param in group["params"]]
+        if len({id(param) for param in params}) < len(params):
+            raise ValueError("a parameter belongs to two of the optimizers: give it to one")
+        super().__init__(params, {})
+        self.param_groups = groups  # the very same, so that schedulers reach them
+        self.steps = 0
+        self.trained = {name: [p.requires_grad for p in _params(opt)] for name, opt in self.optimizers.items()}
+
+    def step(self, closure: Any = None) -> Any:
+        """Let those optimizers step that are due."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for name, opt in self.optimizers.items():
+            if self.steps % self.every[name] == 0:
+                opt.step()
+        self.steps += 1
+        self._set_clock()
+        return loss
+
+    def _set_clock(self) -> None:
+        for name, opt in self.optimizers.items():
+            if self.every[name] > 1:
+                for param, trained in zip(_params(opt), self.trained[name], strict=True):
+                    param.requires_grad_(trained and self.steps % self.every[name] == 0)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of all of them."""
+        for opt in self.optimizers.values():
+            opt.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each, and how many steps there have been."""
+        states = {name: opt.state_dict() for name, opt in self.optimizers.items()}
+        return {"steps": self.steps, "every": dict(self.every), "optimizers": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state, also in the middle of a cycle."""
+        if state_dict["every"] != self.every:
+            raise ValueError(f"the checkpoint was saved with every={state_dict['every']}, this one has {self.every}")
+        for name, opt in self.optimizers.items():
+            opt.load_state_dict(state_dict["optimizers"][name])
+        self.param_groups = [group for opt in self.optimizers.values() for group in opt.param_groups]
+        self.steps = state_dict["steps"]
+        self._set_clock()
+
+
+def _params(opt: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [param for group in opt.param_groups for param in group["params"]]
+
+
+class RandomSubset(Optimizer):
+    """SGD in which a random subset of the weights sleeps for k steps (5.5.1).
+
+    For k steps the subset is 0 and the others move with h; then it is woken, all move together once, the subset with
+    h·k, and another one is put to sleep. Which weights sleep is named by (seed, cycle, parameter), as noise is.
+    """
+
+    def __init__(self, model: nn.Module, lr: float, k: int, probabilities: Mapping[str, float], **options: Any) -> None:
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k={k!r} must be a whole number of steps, 1 or more, e.g. k=5")
+        for where, share in probabilities.items():
+            if not 0 <= share < 1:
+                raise ValueError(f"probabilities={{{where!r}: {share!r}}}: a probability is at least 0 and below 1")
+            if not any(matches(name, where) for name, _ in model.named_parameters()):
+                raise ValueError(f"probabilities: {where!r} matches no parameter")
+        super().__init__(model, lr=lr, word="X", **options)
+        self.k, self.shares = k, {}
+        for name, param in model.named_parameters():
+            share = next((s for where, s in probabilities.items() if matches(name, where)), 0.0)
+            if share:
+                self.shares[name] = (param, share)
+        self._sleep()
+
+    def _asleep(self) -> dict[str, torch.Tensor]:
+        """Which weights sleep in this cycle."""
+        seed, cycle = self.param_groups[0]["seed"], self.param_groups[0]["step"] // (self.k + 1)
+        masks = {}
+        for name, (param, share) in self.shares.items():
+            size = param.numel()
+            normals = Normals([f"sleep/{name}"], [size], [0], size, torch.float64, torch.device("cpu"))
+            masks[name] = (torch.special.ndtr(normals.draw(seed, cycle, 0)) < share).view(param.shape).to(param.device)
+        return masks
+
+    @torch.no_grad()
+    def _sleep(self) -> None:
+        for name, mask in self._asleep().items():
+            param = self.shares[name][0]
+            self.state[param]["held"] = param.detach().clone()
+            param[mask] = 0.0
+
+    @torch.no_grad()
+    def _step_at_once(self, words: Any, sizes: Any) -> None:
+        phase, masks = self.param_groups[0]["step"] % (self.k + 1), self._asleep()
+        before = {name: param.detach().clone() for name, (param, _) in self.shares.items()}
+        super()._step_at_once(words, sizes)
+        for name, (param, _) in self.shares.items():
+            mask = masks[name]
+            if phase < self.k:
+                param[mask] = before[name][mask] if phase < self.k - 1 else self.state[param]["held"][mask]
+            else:
+                param[mask] += (self.k - 1) * (param - before[name])[mask]
+        if phase == self.k:
+            self._sleep()
