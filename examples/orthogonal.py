@@ -100,7 +100,7 @@ def picture(nets: dict[str, tuple[float, nn.Module, torch.Tensor, torch.Tensor]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--layers", type=int, nargs="*", default=[5], help="how many hidden layers")
-    parser.add_argument("--runs", type=int, default=4, help="of each method")
+    parser.add_argument("--runs", type=int, default=3, help="of each method")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--soft", action="store_true", help="the soft constraint too, which takes most of the time")
     parser.add_argument("--threads", type=int, default=2)

@@ -99,11 +99,12 @@ def addresses(tensors: Iterable[torch.Tensor]) -> array[int]:
 
 def pack_each(ops: Sequence[tuple[Any, ...]], rows: int) -> bytes:
     """Ops with numbers that may be one for each replica, as a row of ops for each."""
-    table = np.empty((rows, len(ops)), dtype=ROW)
-    for i, op in enumerate(ops):
-        column = table[:, i]
-        for name, value in zip(ROW.names or (), op, strict=True):
-            column[name] = value
+    each = [(i, j) for i, op in enumerate(ops) for j in range(2, 6) if isinstance(op[j], torch.Tensor) and op[j].dim()]
+    plain: list[Any] = [tuple(0.0 if (i, j) in each else op[j] for j in range(6)) for i, op in enumerate(ops)]
+    shared = pack(plain)
+    table = np.frombuffer(shared * rows, dtype=ROW).reshape(rows, len(ops)).copy()
+    for i, j in each:
+        table[f"f{j}"][:, i] = ops[i][j]
     return table.tobytes()
 
 
