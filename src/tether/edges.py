@@ -20,7 +20,7 @@ import torch
 
 from tether import native
 
-__all__ = ["Pair", "Product", "power", "scaled", "serves"]
+__all__ = ["Pair", "power", "product", "scaled", "serves"]
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # what flows out of and into the edges of a matrix
 
@@ -81,31 +81,41 @@ def serves(w: torch.Tensor, p: float) -> bool:
     )
 
 
-class Product(torch.autograd.Function):
-    """y = |w|^p x for one vector x; the way back notes the pair of vectors whose outer product is ∂J/∂|w|^p."""
+def product(x: torch.Tensor, anchor: torch.Tensor, w: torch.Tensor, p: float, pairs: list[Pair]) -> torch.Tensor:
+    """y = |w|^p x for one vector x, by the kernel.
+
+    Where `anchor` requires a gradient, the way back leaves in `pairs` the two vectors whose outer product is ∂J/∂|w|^p.
+    """
+    return _Product.apply(x, anchor, w, p, pairs) if anchor.requires_grad else _ahead(x, w, p)
+
+
+def _ahead(x: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
+    rows, columns = w.shape
+    x, y = x.contiguous(), x.new_zeros((*x.shape[:-1], rows))
+    at = w.data_ptr(), x.data_ptr(), y.data_ptr()
+    _function("ahead", w.dtype)(*at, rows, columns, p == 2, _threads(w))
+    return y
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: D102
+        ctx: Any, x: torch.Tensor, anchor: torch.Tensor, w: torch.Tensor, p: float, pairs: list[Pair]
+    ) -> torch.Tensor:
+        ctx.x, ctx.w, ctx.p, ctx.pairs = x.contiguous(), w, p, pairs
+        return _ahead(ctx.x, w, p)
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, p: float, pairs: list[Pair]) -> torch.Tensor:
-        """Weights in, products out; `pairs` is where the way back leaves its note."""
-        rows, columns = w.shape
-        x, y = x.contiguous(), x.new_zeros((*x.shape[:-1], rows))
-        at = w.data_ptr(), x.data_ptr(), y.data_ptr()
-        _function("ahead", w.dtype)(*at, rows, columns, p == 2, _threads(w))
-        ctx.x, ctx.w, ctx.p, ctx.pairs = x, w, p, pairs
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
-        """What flows out of the layer, taken back to what flows into it."""
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: D102
         y = grads[0].contiguous()
         ctx.pairs.append((y.flatten(), ctx.x.flatten()))
         if not ctx.needs_input_grad[0]:
-            return None, None, None, None
+            return None, None, None, None, None
         rows, columns = ctx.w.shape
         x = torch.zeros_like(ctx.x)
         at = ctx.w.data_ptr(), y.data_ptr(), x.data_ptr()
         _function("back", ctx.w.dtype)(*at, rows, columns, ctx.p == 2, _threads(ctx.w))
-        return x, None, None, None
+        return x, None, None, None, None
 
 
 def scaled(g: torch.Tensor, factors: tuple[torch.Tensor, ...], out: torch.Tensor, keep: float = 0.0) -> torch.Tensor:

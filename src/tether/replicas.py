@@ -534,7 +534,9 @@ def _products(x: torch.Tensor, stages: list[Stage], each: bool, n: int) -> torch
                 x = nn.functional.linear(x, W.flatten(0, 1), None if b is None else b.flatten())
                 x, shared = x.view(len(x), *W.shape[:2]).transpose(0, 1), False
             else:
-                x = torch.bmm(x, W.mT) if b is None else torch.baddbmm(b.unsqueeze(1), x, W.mT)
+                # W on the left: its gradient then comes in W's own layout and need not be copied
+                y = torch.bmm(W, x.mT) if b is None else torch.baddbmm(b.unsqueeze(2), W, x.mT)
+                x = y.mT
         elif kind == "flatten":
             x = x.flatten(1 if shared else 2)
         elif kind == "dropout":

@@ -1,0 +1,186 @@
+"""Path: the metric in which every path of a network counts by the product of its weights (002)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import vmap
+
+from tether import edges
+from tether.homogeneous import Run
+from tether.program import NotHomogeneous, Program, program
+from tether.replicas import Replicas
+
+__all__ = ["Factors", "NotHomogeneous", "Path", "exponent", "path_sum"]
+
+Factors = tuple[torch.Tensor, ...]
+
+
+class Path:
+    """The path metric of Path-SGD: γ_p(w, e) = (Σ over paths through e of Π_{e'≠e} |w_e'|^p)^{2/p}.
+
+    It is the square of ‖∂π/∂w_e‖_p, with π(w) the vector of the products of weights along all paths from an input, or
+    from the unit that is always 1 (a bias), to an output. A step w_e −= η/γ · ∂L/∂w_e commutes with the rescalings
+    that leave a ReLU network's function as it is.
+
+    γ = (∂J/∂|w_e|^p)^{2/p}, J the sum of the outputs of the network with weights |w|^p on an all-ones input: one
+    forward and one backward of batch size 1, on a graph traced once (`tether.homogeneous` says what becomes of every
+    operation). A weight used more than once, as in a convolution, has the derivative summed over its uses.
+
+    All sums run in float64: |w|^p over tens of layers leaves the range of float32.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    >>> net[0].weight.data, net[2].weight.data = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0]])
+    >>> Path(2).scales(net)
+    {'0.weight': tensor([[25., 25.],
+            [36., 36.]]), '2.weight': tensor([[ 5., 25.]])}
+
+    Args:
+        p: the norm of path vectors, 1 or more.
+    """
+
+    def __init__(self, p: float = 2) -> None:
+        self.p = exponent(p)
+
+    def __repr__(self) -> str:
+        return f"Path({self.p:g})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Path) and self.p == other.p
+
+    def __hash__(self) -> int:
+        return hash((Path, self.p))
+
+    def scales(self, model: nn.Module, input_shape: Sequence[int] | None = None) -> dict[str, torch.Tensor]:
+        """γ for every parameter, by name; 0 where no path leads through it, or every such path has another weight 0.
+
+        Args:
+            model: a network, or `Replicas`, whose γ then have the replica as their first axis.
+            input_shape: of one input, without the batch axis; needed where the first layer does not tell it.
+        """
+        return {name: math.prod(γ[1:], start=γ[0]) for name, γ in self.factors(model, input_shape).items()}
+
+    def factors(self, model: nn.Module, input_shape: Sequence[int] | None = None) -> dict[str, Factors]:
+        """γ as tensors whose product it is: for the matrix of a Linear layer a column and a row, else one tensor.
+
+        A tenth of the memory traffic of `scales`; `divide` takes them as they are.
+        """
+        named = dict(model.named_parameters())
+        with torch.inference_mode(False), torch.enable_grad():
+            dense, pairs = _derivatives(model, self.p, input_shape)
+            lanes = int(isinstance(model, Replicas))
+            return {name: _factors(name, w, dense.get(w), pairs.get(w, []), self.p, lanes) for name, w in named.items()}
+
+    def divide(
+        self,
+        g: torch.Tensor,
+        factors: Factors,
+        out: torch.Tensor | None = None,
+        *,
+        power: float = 1.0,
+        times: float = 1.0,
+        keep: float = 0.0,
+    ) -> torch.Tensor:
+        """out ← keep·out + times · g/γ^power, and 0 for g/γ where γ = 0: no path leads there.
+
+        With out=w, keep=1 and times=−η a step of Path-SGD in one pass; with power=½ noise for it.
+        """
+        inverse = [torch.where(γ > 0, γ.pow(-power), 0.0) for γ in factors]
+        inverse[0] = inverse[0] * times
+        return edges.scaled(g, tuple(inverse), torch.empty_like(g) if out is None else out, keep)
+
+
+def exponent(p: Any) -> float:
+    """p, if it is one of a norm."""
+    if isinstance(p, bool) or not isinstance(p, Real) or not (math.isfinite(p) and p >= 1):
+        raise ValueError(f"p={p!r} must be a finite number, 1 or more; e.g. p=2")
+    return float(p)
+
+
+@torch.no_grad()
+def path_sum(model: nn.Module, p: float, input_shape: Sequence[int] | None = None) -> float:
+    """J = Σ over all paths of Π |w_e|^p."""
+    traced, modules = program(model)
+    total = traced(Run(p, modules), _ones(model, traced, input_shape)).item()
+    if not math.isfinite(total):
+        raise OverflowError(f"the sum of Π |w|^{p:g} over the paths of {type(model).__name__} exceeds float64")
+    return total
+
+
+def _ones(model: nn.Module, traced: Program, input_shape: Sequence[int] | None) -> torch.Tensor:
+    shape = traced.shape if input_shape is None else input_shape
+    if shape is None:
+        first = next((step for step in traced.steps if step.role in ("layer", "norm")), None)
+        where = "the network" if first is None else f"the first layer, {first.name!r} ({first.kind}),"
+        raise ValueError(
+            f"{where} does not tell the shape of an input: give it without the batch axis, e.g. input_shape=(3, 32, 32)"
+        )
+    if isinstance(shape, int) or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(f"input_shape={shape!r} must be a sequence of positive ints; e.g. input_shape=(3, 32, 32)")
+    device = next((w.device for w in model.parameters()), torch.device("cpu"))
+    return torch.ones(1, *shape, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+
+
+def _derivatives(
+    model: nn.Module, p: float, input_shape: Sequence[int] | None
+) -> tuple[dict[torch.Tensor, torch.Tensor], dict[torch.Tensor, list[edges.Pair]]]:
+    """∂J/∂|w|^p for the parameters that a path uses: as it is, or as pairs of which it is the outer product."""
+    traced, modules = program(model)
+    x = _ones(model, traced, input_shape)
+    if isinstance(model, Replicas):
+        leaves = {w: edges.power(w, p).requires_grad_() for w in model.parameters()}
+        constants = {w: edges.power(w, p) for w in model.buffers() if w.is_floating_point()}
+        values = {w: w.detach() for w in chain(model.parameters(), model.buffers())}
+
+        def one(powers: list[torch.Tensor], plain: list[torch.Tensor]) -> torch.Tensor:
+            known = dict(zip([*leaves, *constants], powers, strict=True)), dict(zip(values, plain, strict=True))
+            return traced(Run(p, modules, True, known), x)
+
+        total = vmap(one)([*leaves.values(), *constants.values()], list(values.values())).sum()
+        run = Run(p, modules, True, (leaves, values))
+    else:
+        run = Run(p, modules, True)
+        total = traced(run, x)
+    met = [(w, edge) for w, edge in run.edges.items() if edge.requires_grad]
+    if not total.requires_grad:
+        return {}, {}
+    found = torch.autograd.grad(total, [run.anchor, *(edge for _, edge in met)], allow_unused=True)[1:]
+    return {w: d for (w, _), d in zip(met, found, strict=True) if d is not None}, run.pairs
+
+
+def _factors(
+    name: str, w: torch.Tensor, dense: torch.Tensor | None, pairs: list[edges.Pair], p: float, lanes: int
+) -> Factors:
+    """(∂J/∂|w|^p)^{2/p} in the precision of w, float32 at least."""
+    dtype = w.dtype if w.dtype in (torch.float32, torch.float64) else torch.float32
+    if dense is None and len(pairs) == 1:
+        r, c = (v if p == 2 else v.pow(2 / p) for v in pairs[0])
+        high, wide = r.max().item(), c.max().item()
+        _fits(name, high * wide, dtype)
+        if high > 0 and wide > 0:
+            # The product may be in range where the vectors are not; a power of two costs no digits.
+            shift = 2.0 ** round((math.log2(wide) - math.log2(high)) / 2)
+            r, c = r * shift, c / shift
+        return r.to(dtype).unsqueeze(1), c.to(dtype).unsqueeze(0)
+    total = dense
+    for y, x in pairs:
+        total = torch.outer(y, x) if total is None else total + torch.outer(y, x)
+    if total is None:
+        return (torch.zeros_like(w, dtype=dtype, requires_grad=False),)
+    γ = total if p == 2 else total.pow(2 / p)
+    _fits(name, γ.max().item() if γ.numel() else 0.0, dtype)
+    return (γ.to(dtype),)
+
+
+def _fits(name: str, largest: float, dtype: torch.dtype) -> None:
+    if not largest <= torch.finfo(dtype).max:
+        raise OverflowError(
+            f"γ of {name!r} reaches {largest:.3g}, too much for {dtype}: start from tether.measure.balance(model), or "
+            "hold the model in float64"
+        )
