@@ -4,11 +4,12 @@ A training method is a table of parts; a part says which parameters move and by 
 letters.
 """
 
-from tether import data, letters, methods, noise, replicas, surfaces, words
+from tether import data, letters, measure, methods, noise, replicas, surfaces, words
 from tether.constrain import constrain, decay_groups, orthogonal_penalty
 from tether.multirate import Multirate
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
+from tether.path import Path
 from tether.replicas import Replicas
 from tether.sample import Draws, sample
 from tether.schedule import Schedule
@@ -25,6 +26,7 @@ __all__ = [
     "Optimizer",
     "Orthogonal",
     "Part",
+    "Path",
     "Record",
     "Replicas",
     "Schedule",
@@ -33,6 +35,7 @@ __all__ = [
     "data",
     "decay_groups",
     "letters",
+    "measure",
     "methods",
     "noise",
     "orthogonal_penalty",

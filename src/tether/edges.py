@@ -20,9 +20,11 @@ import torch
 
 from tether import native
 
-__all__ = ["Pair", "power", "product", "scaled", "serves"]
+__all__ = ["Flow", "Flows", "back", "divide", "power", "product", "serves"]
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # what flows out of and into the edges of a matrix
+# The vectors whose outer product is ∂J/∂|w|^p for one use of a parameter w: two for a matrix, one for a bias.
+Flow = tuple[torch.Tensor, ...]
+Flows = dict[torch.Tensor, list[Flow]]
 
 
 def power(w: torch.Tensor, p: float) -> torch.Tensor:
@@ -60,8 +62,13 @@ def _library() -> ctypes.CDLL | None:
 def _function(name: str, dtype: torch.dtype) -> Any:
     size, address = ctypes.c_int64, ctypes.c_void_p
     function = getattr(_library(), f"{name}_{native.SUFFIX[dtype]}")
-    arguments = {"scale": [address] * 3 + [ctypes.c_double, address] + [size] * 3}
-    function.argtypes, function.restype = arguments.get(name, [address] * 3 + [size] * 4), None
+    numbers = [ctypes.c_double] * 2
+    arguments = {
+        "ahead": [address] * 4 + [size] * 4,
+        "back": [address] * 3 + [size] * 4,
+        "divide": [address] * 3 + numbers + [address] + [size] * 3,
+    }
+    function.argtypes, function.restype = arguments[name], None
     return function
 
 
@@ -69,66 +76,83 @@ def _threads(w: torch.Tensor) -> int:
     return torch.get_num_threads() if w.numel() >= native.SMALL else 1
 
 
-def serves(w: torch.Tensor, p: float) -> bool:
-    """Can the kernel work with this matrix?"""
+def serves(w: torch.Tensor) -> bool:
+    """Can the kernel work with this tensor?"""
     return (
-        w.dim() == 2
-        and p in (1, 2)
+        w.dtype in native.SUFFIX
         and w.device.type == "cpu"
-        and w.dtype in native.SUFFIX
+        and type(w) in (torch.Tensor, torch.nn.Parameter)
         and w.is_contiguous()
         and _library() is not None
     )
 
 
-def product(x: torch.Tensor, anchor: torch.Tensor, w: torch.Tensor, p: float, pairs: list[Pair]) -> torch.Tensor:
-    """y = |w|^p x for one vector x, by the kernel.
+def product(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: float, anchor: torch.Tensor | None, flows: Flows
+) -> torch.Tensor:
+    """y = |w|^p x + |b|^p for one vector x, by the kernel.
 
-    Where `anchor` requires a gradient, the way back leaves in `pairs` the two vectors whose outer product is ∂J/∂|w|^p.
+    Where there is an anchor, a tensor that ties y to the graph, the way back leaves in `flows` what goes by w and b.
     """
-    return _Product.apply(x, anchor, w, p, pairs) if anchor.requires_grad else _ahead(x, w, p)
+    if anchor is None:
+        return _ahead(x, w, b, p)
+    return _Product.apply(x, anchor, w, b, p, flows)  # type: ignore[no-untyped-call]
 
 
-def _ahead(x: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
+def _ahead(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: float) -> torch.Tensor:
     rows, columns = w.shape
-    x, y = x.contiguous(), x.new_zeros((*x.shape[:-1], rows))
-    at = w.data_ptr(), x.data_ptr(), y.data_ptr()
+    x, y = x.contiguous(), x.new_empty((*x.shape[:-1], rows))
+    at = w.data_ptr(), None if b is None else b.data_ptr(), x.data_ptr(), y.data_ptr()
     _function("ahead", w.dtype)(*at, rows, columns, p == 2, _threads(w))
     return y
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: D102
-        ctx: Any, x: torch.Tensor, anchor: torch.Tensor, w: torch.Tensor, p: float, pairs: list[Pair]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        anchor: torch.Tensor,
+        w: torch.Tensor,
+        b: torch.Tensor | None,
+        p: float,
+        flows: Flows,
     ) -> torch.Tensor:
-        ctx.x, ctx.w, ctx.p, ctx.pairs = x.contiguous(), w, p, pairs
-        return _ahead(ctx.x, w, p)
+        x = x.detach().contiguous()
+        ctx.own = x, w, b, p, flows
+        return _ahead(x, w, b, p)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: D102
-        y = grads[0].contiguous()
-        ctx.pairs.append((y.flatten(), ctx.x.flatten()))
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w, b, p, flows = ctx.own
+        y = grads[0].detach().contiguous()
+        flat = y.flatten()
+        flows.setdefault(w, []).append((flat, x.flatten()))
+        if b is not None:
+            flows.setdefault(b, []).append((flat,))
         if not ctx.needs_input_grad[0]:
-            return None, None, None, None, None
-        rows, columns = ctx.w.shape
-        x = torch.zeros_like(ctx.x)
-        at = ctx.w.data_ptr(), y.data_ptr(), x.data_ptr()
-        _function("back", ctx.w.dtype)(*at, rows, columns, ctx.p == 2, _threads(ctx.w))
-        return x, None, None, None, None
+            return None, None, None, None, None, None
+        return back(y, w, p).view_as(x), None, None, None, None, None
 
 
-def scaled(g: torch.Tensor, factors: tuple[torch.Tensor, ...], out: torch.Tensor, keep: float = 0.0) -> torch.Tensor:
-    """out ← keep·out + g · (the product of the factors), in one pass where there is a kernel for it.
+def back(y: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
+    """The way back from y = |w|^p x: |w|^p transposed times what comes, by the kernel."""
+    x = y.new_zeros(w.shape[1])
+    _function("back", w.dtype)(w.data_ptr(), y.data_ptr(), x.data_ptr(), *w.shape, p == 2, _threads(w))
+    return x
+
+
+def divide(g: torch.Tensor, factors: Flow, out: torch.Tensor, times: float = 1.0, keep: float = 0.0) -> torch.Tensor:
+    """out ← keep·out + times · g/γ, with 0 for g/γ where γ = 0; γ is the product of the factors.
 
     Factors are one tensor of the shape of g, or a column (rows × 1) and a row (1 × columns).
     """
-    fits = len(factors) == 2 and serves(g, 2) and out.dtype == g.dtype and out.is_contiguous() and out.dim() == 2
-    if fits:
-        r, c = (factor.to(g.dtype).contiguous() for factor in factors)
-        at = g.data_ptr(), r.data_ptr(), c.data_ptr(), keep, out.data_ptr()
-        _function("scale", g.dtype)(*at, *g.shape, _threads(g))
+    if all(serves(x) and x.dtype == g.dtype for x in (g, out, *factors)):
+        column = factors[0].data_ptr() if len(factors) == 2 else None
+        rows, columns = (g.shape[0], g.shape[1]) if len(factors) == 2 else (1, g.numel())
+        at = g.data_ptr(), column, factors[-1].data_ptr(), times, keep, out.data_ptr()
+        _function("divide", g.dtype)(*at, rows, columns, _threads(g))
         return out
-    for factor in factors:
-        g = g * factor
-    return out.copy_(g) if keep == 0 else out.mul_(keep).add_(g)
+    γ = factors[0] if len(factors) == 1 else factors[0] * factors[1]
+    quotient = torch.where(γ > 0, times * g / γ, 0.0)
+    return out.copy_(quotient) if keep == 0 else out.mul_(keep).add_(quotient)

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tether.edges import Pair, power, product, serves
+from tether.edges import Flows, power, product, serves
 
-__all__ = ["CONVOLUTIONS", "FUNCTIONS", "Rule", "Run", "Unfit", "module_rule"]
+__all__ = ["CONVOLUTIONS", "FUNCTIONS", "LAYERS", "NORMS", "Rule", "Run", "Unfit", "module_rule", "same"]
 
 Rule = Callable[..., Any]  # of a Run and the arguments of the operation
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -50,9 +50,10 @@ class Run:
     ) -> None:
         self.p, self.modules, self.differentiate, self.held = p, modules, differentiate, held
         self.edges: dict[torch.Tensor, torch.Tensor] = {} if held is None else held[0]
-        self.pairs: dict[torch.Tensor, list[Pair]] = {}
+        self.flows: Flows = {}
+        self.trail: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = []  # the kernel's products, in turn
         # Ties the compiled products, whose weights are no leaves, to the graph.
-        self.anchor = torch.zeros(0, requires_grad=differentiate)
+        self.anchor = torch.zeros(0, requires_grad=True) if differentiate else None
 
     def tensor(self, place: int, name: str) -> torch.Tensor | None:
         module = self.modules[place]
@@ -77,15 +78,16 @@ class Run:
         """|c|^p of a number; what is a tensor has it already."""
         return c if isinstance(c, torch.Tensor) else abs(c) ** self.p
 
-    def product(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """|w|^p x; by the kernel for one vector, where w is then read just once."""
-        if self.held is None and w not in self.edges and x.numel() == x.shape[-1] == w.shape[-1] and serves(w, self.p):
-            pairs = self.pairs.setdefault(w, [])
-            return product(x, self.anchor, w.detach(), self.p, pairs)
-        return F.linear(x, self.edge(w))  # type: ignore[arg-type]
+    def product(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        """|w|^p x + |b|^p; by the kernel for one vector, where w is then read just once."""
+        one = self.held is None and self.p in (1.0, 2.0) and x.numel() == w.shape[1] and x.dtype == torch.float64
+        if one and serves(w) and (b is None or serves(b)):
+            self.trail.append((w, b, x))
+            return product(x, w, b, self.p, self.anchor, self.flows)
+        return F.linear(x, self.edge(w), self.edge(b))  # type: ignore[arg-type]
 
 
-def _same(run: Run, x: Any, *_: Any, **__: Any) -> Any:
+def same(run: Run, x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
@@ -176,7 +178,9 @@ def _windows(x: torch.Tensor, d: int, size: Any, stride: Any, padding: Any, dila
         pads = [q, max(q, (m - 1) * s + e * (k - 1) + 1 - n - q), *pads]  # F.pad counts from the last axis
     ones = x.new_ones((x.shape[1], 1, *size))
     sums = getattr(F, f"conv{d}d")(F.pad(x, pads), ones, None, stride, 0, dilation, x.shape[1])
-    return sums[(..., *(slice(m) for m in out))]
+    for axis, m in enumerate(out, start=2):
+        sums = sums.narrow(axis, 0, m)
+    return sums
 
 
 def _max_pool(d: int) -> Rule:
@@ -252,15 +256,15 @@ def _layer(module: nn.Module, place: int, biased: bool) -> Rule:
 
         def linear(run: Run, x: torch.Tensor) -> torch.Tensor:
             layer = run.modules[place]
-            y, b = run.product(x, layer._parameters["weight"]), layer._parameters["bias"]  # type: ignore[arg-type]
-            return y if b is None or not biased else y + run.edge(b)
+            w, b = layer._parameters["weight"], layer._parameters["bias"] if biased else None
+            return run.product(x, w, b)  # type: ignore[arg-type]
 
         return linear
 
     def convolution(run: Run, x: torch.Tensor) -> torch.Tensor:
         layer: Any = run.modules[place]
-        w, b = (run.edge(layer._parameters[name]) for name in ("weight", "bias"))
-        if isinstance(layer, CONVOLUTIONS):
+        w, b = run.edge(layer._parameters["weight"]), run.edge(layer._parameters["bias"])
+        if hasattr(layer, "_conv_forward"):
             return layer._conv_forward(x, w, b if biased else None)
         d = x.dim() - 2
         more = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
@@ -302,18 +306,20 @@ def module_rule(module: nn.Module, place: int, before: tuple[int, str] | None, b
             raise Unfit("keeps no running statistics: path norms need those, with track_running_stats=True")
         return lambda run, x: _batch_norm(run, x, place, before), "norm"
     if kind in ACTIVATIONS:
-        return _same, "activation"
+        return same, "activation"
     if kind is nn.LeakyReLU:
-        return lambda run, x: _leaky(run, x, settings.negative_slope), "activation"
+        slope = settings.negative_slope
+        return same if abs(slope) <= 1 else lambda run, x: _leaky(run, x, slope), "activation"
     if kind in SHAPES or kind in COPIES:
         # past hooks, which are not for these numbers
         return lambda run, x: run.modules[place].forward(x), "shape" if kind in SHAPES else "other"
     if kind is nn.Upsample:
-        return lambda run, x: _nearest(run, x, settings.size, settings.scale_factor, settings.mode), "other"
+        fixed = settings.size, settings.scale_factor, settings.mode
+        return lambda run, x: _nearest(run, x, *fixed), "other"
     if kind in POOLS:
         rule, fields = POOLS[kind]
         options = {field: getattr(module, field) for field in fields}
-        return lambda run, x: rule(run, x, **{**options}), "pool"
+        return lambda run, x: rule(run, x, **options), "pool"
     if kind is nn.PReLU:
         raise Unfit("has a slope that is itself a weight, but no edge: use LeakyReLU")
     return None
@@ -321,12 +327,12 @@ def module_rule(module: nn.Module, place: int, before: tuple[int, str] | None, b
 
 # By function or name of a method: the rule and the role.
 FUNCTIONS: dict[Any, tuple[Rule, str]] = {
-    **dict.fromkeys((torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_"), (_same, "activation")),
-    **dict.fromkeys((torch.abs, "abs", "abs_"), (_same, "activation")),
+    **dict.fromkeys((torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_"), (same, "activation")),
+    **dict.fromkeys((torch.abs, "abs", "abs_"), (same, "activation")),
     **dict.fromkeys((F.leaky_relu, F.leaky_relu_), (_leaky, "activation")),
-    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout), (_same, "activation")),
-    **dict.fromkeys(("contiguous", "clone", "detach", "to", "float", "double", torch.clone), (_same, "activation")),
-    **dict.fromkeys((torch.neg, operator.neg, "neg", "neg_", operator.pos), (_same, "other")),
+    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout), (same, "activation")),
+    **dict.fromkeys(("contiguous", "clone", "detach", "to", "float", "double", torch.clone), (same, "activation")),
+    **dict.fromkeys((torch.neg, operator.neg, "neg", "neg_", operator.pos), (same, "other")),
     **{f: (_as_is(f), "shape") for f in (torch.flatten, torch.reshape)},
     **{f: (_method(f), "shape") for f in ("flatten", "view", "reshape")},
     **{
@@ -336,8 +342,8 @@ FUNCTIONS: dict[Any, tuple[Rule, str]] = {
     },
     **{
         f: (_method(f), "other")
-        for f in ("permute", "transpose", "squeeze", "unsqueeze", "expand", "repeat", "chunk", "split", "unbind", "flip",
-                  "t", "size", "dim", "numel", "narrow", "select")
+        for f in ("permute", "transpose", "squeeze", "unsqueeze", "expand", "repeat", "chunk", "split", "unbind",
+                  "flip", "t", "size", "dim", "numel", "narrow", "select")
     },
     getattr: (_attribute, "other"),
     F.pad: (_pad, "other"),
@@ -346,7 +352,8 @@ FUNCTIONS: dict[Any, tuple[Rule, str]] = {
     **dict.fromkeys((operator.sub, operator.isub, torch.sub, "sub", "sub_"), (_plus(operator.sub), "other")),
     **dict.fromkeys((torch.maximum, torch.minimum, "maximum", "minimum"), (_plus(max), "other")),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), (_times(operator.mul), "other")),
-    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), (_times(operator.truediv), "other")),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div), (_times(operator.truediv), "other")),
+    **dict.fromkeys(("div", "div_"), (_times(operator.truediv), "other")),
     **dict.fromkeys((operator.matmul, torch.matmul, torch.mm, torch.bmm, "matmul"), (_times(operator.matmul), "other")),
     **{f: (_on_sizes(f), "other") for f in (operator.floordiv, operator.mod, operator.eq, operator.ne)},
     **dict.fromkeys((torch.sum, "sum", torch.amax, "amax", torch.amin, "amin"), (_sum, "other")),

@@ -20,6 +20,7 @@ import torch
 from tether.multirate import RandomSubset, set_clocks
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
+from tether.path import Path
 from tether.replicas import Replicas
 from tether.surfaces import Circle, Orthogonal, Sphere, Surface
 
@@ -37,6 +38,7 @@ __all__ = [
     "multirate_sgd",
     "orthogonal_cola_od",
     "orthogonal_cola_ud",
+    "path_sgd",
     "random_subset",
     "sgd",
     "sgld",
@@ -51,6 +53,10 @@ PARTITIONED = (
 CONSTRAINED = (
     "B. Leimkuhler, T. Vlaar, T. Pouchon, A. Storkey. Better training using weight-constrained stochastic dynamics. "
     "ICML 2021"
+)
+PATHS = (
+    "B. Neyshabur, R. Salakhutdinov, N. Srebro. Path-SGD: path-normalized optimization in deep neural networks. "
+    "NeurIPS 2015"
 )
 MULTIRATE = "T. Vlaar, B. Leimkuhler. Multirate training of neural networks. ICML 2022"
 CITATIONS: dict[str, str] = {}
@@ -392,6 +398,30 @@ def random_subset(
         weights = [name for name, param in model.named_parameters() if param.dim() > 1]
         probabilities = {glob.escape(name): 0.5 if i else 0.8 for i, name in enumerate(weights)}
     return RandomSubset(model, lr, k, probabilities, **options)
+
+
+@cites(PATHS)
+def path_sgd(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    p: float = 2,
+    momentum: float = 0.0,
+    temperature: float = 0.0,
+    **options: Any,
+) -> Optimizer:
+    """Path-SGD (002): w_e ← w_e − h/γ_p(w, e) ∂L/∂w_e, steepest descent in the geometry of a ReLU network's paths.
+
+    Networks that compute the same function by rescaled weights go on computing the same. With momentum the word is MS,
+    at a temperature X.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1, e.g. momentum=0.9")
+    if momentum and temperature:
+        raise ValueError("momentum and temperature: use Optimizer(model, word='BAOAB', metric=tether.Path(), ...)")
+    fields: dict[str, Any] = {"temperature": temperature}
+    if momentum:
+        fields = {"word": "MS", "friction": -math.log(momentum)}
+    return Optimizer(model, lr=lr, metric=Path(p), **fields, **options)
 
 
 def _constrained(

@@ -315,6 +315,7 @@ class Motion:
         lanes: Lanes,
     ) -> None:
         self.reference, self.has_momenta = reference, momenta
+        self.stretched: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.composed: tuple[Any, Program, int] | None = None
         chosen: dict[tuple[torch.dtype, torch.device], tuple[Tensors, list[str]]] = {}
         self.waiting: Tensors = []
@@ -348,8 +349,27 @@ class Motion:
 
     fallible = False
 
+    def measured(self, metric: Any, factors: Mapping[str, Any], whole: bool) -> None:
+        """Take this step in the metric γ: with g/γ for g, or, if `whole`, in the coordinates √γ θ.
+
+        Those make noise and momenta what they are in the metric: dθ = −γ⁻¹∇L dt + √(2τ/γ) dW for X. No weight enters
+        its own γ unless it is shared, so that the divergence of γ⁻¹ vanishes and exp(−L/τ) is still what is sampled.
+        """
+        for block in self.live:
+            mine = [factors[name] for name in block.pick(block.names)]
+            block.g = [metric.divide(g, f, power=0.5 if whole else 1.0) for g, f in zip(block.g, mine, strict=True)]
+            if whole:
+                for param, f in zip(block.pick(block.params), mine, strict=True):
+                    root = metric.divide(torch.ones_like(param), f, power=-0.5)
+                    root[root == 0] = 1.0  # no path leads there: as it is
+                    param.mul_(root)
+                    self.stretched.append((param, root))
+
     def finish(self) -> None:
-        """Nothing waits: a free motion cannot fail."""
+        """Back to the parameters, where the step was taken in other coordinates; a free motion cannot fail."""
+        for param, root in self.stretched:
+            param.div_(root)
+        self.stretched = []
 
     def remember_gradient(self) -> None:
         """Keep the gradient at hand as g0."""

@@ -14,6 +14,7 @@ from tether import native
 from tether.constrained import Constrained, Stack, place, stacks, write
 from tether.motion import Lanes, Motion
 from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
+from tether.path import Path
 from tether.replicas import Replicas
 from tether.surfaces import Free, Surface
 from tether.table import table
@@ -95,6 +96,8 @@ class Optimizer(torch.optim.Optimizer):
         self._foreach, self._on_nonfinite = foreach, on_nonfinite
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
+        self._metrics: list[Path | None] = []
+        self._model = params if isinstance(params, torch.nn.Module) else None
         self._numbers: dict[int, Any] = {}
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
         super().__init__(_groups(params, parts, defaults), defaults)
@@ -102,6 +105,8 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError("some part must move at every step: leave every=1 for the fastest")
         placed, self._placed = self._placed, None
         write(placed)
+        if not any(self._metrics):
+            self._model = None  # nobody asks for it
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a part given as a torch param group; its keys may be fields of a `Part`."""
@@ -113,6 +118,10 @@ class Optimizer(torch.optim.Optimizer):
         check(group)
         group = plain(group, getattr(self, "param_groups", []))
         surface, group["on"] = group["on"], repr(group["on"])  # a checkpoint holds plain values only
+        metric = group["metric"]
+        group["metric"] = None if metric is None else repr(metric)
+        if metric is not None and self._model is None:
+            raise ValueError(f"metric={metric!r} measures a network: pass the module itself, Optimizer(model, ...)")
         if getattr(self, "param_groups", None):
             group["step"], group["stopped"] = self.param_groups[0]["step"], self.param_groups[0]["stopped"]
         super().add_param_group(group)
@@ -172,6 +181,7 @@ class Optimizer(torch.optim.Optimizer):
             added["trained"] = [param.requires_grad for param in names]
         self.param_groups.append(added)
         self._surfaces.append(surface)
+        self._metrics.append(metric)
         self._motions.append(None)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -199,11 +209,16 @@ class Optimizer(torch.optim.Optimizer):
             return
         rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not _zero(row[3]["lr"])]
         held = self._hold_back()
+        scales = self._scales()
         # What may fail goes first and writes last, so that a step is done as a whole or not at all.
         for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible):
             beats = word.program
             if group["every"] > 1:
                 beats = word.on_clock(group["every"], _due(group), group["drift"])
+            if beats and isinstance(motion, Motion) and id(group) in scales:
+                metric, factors = scales[id(group)]
+                noisy = "R" in word.needs and not (_zero(size["τ"]) and "σ" not in word.needs)
+                motion.measured(metric, factors, whole="p" in word.needs or noisy)
             if beats:
                 motion.run(beats, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
         for group, motion, word, _ in rows:
@@ -213,6 +228,17 @@ class Optimizer(torch.optim.Optimizer):
         self._put_back(held)
         self._count_step(sizes)
         self._set_clock()
+
+    def _scales(self) -> dict[int, tuple[Path, dict[str, Any]]]:
+        """The metric of each part that has one, with what it says of the model as it is."""
+        found: dict[Path, dict[str, Any]] = {}
+        rows: dict[int, tuple[Path, dict[str, Any]]] = {}
+        for group, metric in zip(self.param_groups, self._metrics, strict=True):
+            if metric is not None and self._model is not None and _due(group):
+                if metric not in found:
+                    found[metric] = metric.factors(self._model)
+                rows[id(group)] = (metric, found[metric])
+        return rows
 
     def _set_clock(self) -> None:
         """Let only what is due at the next step ask for gradients: the backward pass stops where nothing is."""
@@ -507,6 +533,11 @@ class Optimizer(torch.optim.Optimizer):
                     f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
                     f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
                 )
+            if saved.get("metric") != group["metric"]:
+                raise ValueError(
+                    f"part {group['where']!r} (group {i}) has the metric {group['metric']}, but the checkpoint was "
+                    f"saved with {saved.get('metric')}: build the optimizer with the checkpoint's parts"
+                )
             if saved.get("on") != group["on"]:
                 raise ValueError(
                     f"part {group['where']!r} (group {i}) is on {group['on']}, but the checkpoint was saved on "
@@ -537,7 +568,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        own = ("_foreach", "_on_nonfinite", "_surfaces", "_batch_dims", "_lanes", "method", "skipped")
+        own = (
+            "_foreach",
+            "_on_nonfinite",
+            "_surfaces",
+            "_metrics",
+            "_model",
+            "_batch_dims",
+            "_lanes",
+            "method",
+            "skipped",
+        )
         return {**state, **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tether.path import Path
 from tether.surfaces import Free, Surface
 from tether.words import parse
 
@@ -34,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "normalised": False,
     "every": 1,
     "drift": True,
+    "metric": None,
 }
 
 
@@ -57,6 +59,7 @@ class Part:
         thermostat: the value at which the thermostat ξ starts.
         normalised: divide ε by the number of parameters, so that one ε suits layers of every size.
         every: how many steps of the optimizer are one of this part; in between no gradient of it is computed.
+        metric: how distance is measured, e.g. ``tether.Path()`` (Path-SGD); None is as the parameters are.
         drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
     """
 
@@ -73,6 +76,7 @@ class Part:
     normalised: bool | None = None
     every: int | None = None
     drift: bool | None = None
+    metric: Path | None = None
 
     def row(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The part as a torch param group without its parameters: every field filled in and checked."""
@@ -106,6 +110,14 @@ def check(row: Mapping[str, Any]) -> None:
     for name in NUMERIC:
         number(where, name, row[name], allow_infinite=name == "friction", replicas=None)
     number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
+    if not isinstance(row["metric"], Path | None):
+        raise TypeError(f"{where}: metric={row['metric']!r} must be a metric, e.g. metric=tether.Path(), or None")
+    if row["metric"] is not None and parse(row["word"]).needs_closure:
+        raise ValueError(f"{where}: {row['metric']!r} needs a word with one gradient per step, not {row['word']!r}")
+    if row["metric"] is not None and isinstance(row["on"], Surface):
+        raise ValueError(
+            f"{where}: {row['metric']!r} and {row['on']!r} cannot be combined: choose one of metric= and on="
+        )
     for name in ("normalised", "drift"):
         if not isinstance(row[name], bool):
             raise TypeError(f"{where}: {name}={row[name]!r} must be True or False")

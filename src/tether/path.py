@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from numbers import Real
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from tether.replicas import Replicas
 __all__ = ["Factors", "NotHomogeneous", "Path", "exponent", "path_sum"]
 
 Factors = tuple[torch.Tensor, ...]
+SAFE = 1e18  # below it in size, and above its inverse, two vectors may be multiplied in float32
 
 
 class Path:
@@ -73,9 +73,8 @@ class Path:
         """
         named = dict(model.named_parameters())
         with torch.inference_mode(False), torch.enable_grad():
-            dense, pairs = _derivatives(model, self.p, input_shape)
-            lanes = int(isinstance(model, Replicas))
-            return {name: _factors(name, w, dense.get(w), pairs.get(w, []), self.p, lanes) for name, w in named.items()}
+            dense, flows = _derivatives(model, self.p, input_shape)
+            return {name: _factors(name, w, dense.get(w), flows.get(w, []), self.p) for name, w in named.items()}
 
     def divide(
         self,
@@ -91,14 +90,14 @@ class Path:
 
         With out=w, keep=1 and times=−η a step of Path-SGD in one pass; with power=½ noise for it.
         """
-        inverse = [torch.where(γ > 0, γ.pow(-power), 0.0) for γ in factors]
-        inverse[0] = inverse[0] * times
-        return edges.scaled(g, tuple(inverse), torch.empty_like(g) if out is None else out, keep)
+        if power != 1:
+            factors = tuple([γ.pow(power) for γ in factors])
+        return edges.divide(g, factors, torch.empty_like(g) if out is None else out, times, keep)
 
 
 def exponent(p: Any) -> float:
     """p, if it is one of a norm."""
-    if isinstance(p, bool) or not isinstance(p, Real) or not (math.isfinite(p) and p >= 1):
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not (math.isfinite(p) and p >= 1):
         raise ValueError(f"p={p!r} must be a finite number, 1 or more; e.g. p=2")
     return float(p)
 
@@ -129,12 +128,16 @@ def _ones(model: nn.Module, traced: Program, input_shape: Sequence[int] | None) 
 
 def _derivatives(
     model: nn.Module, p: float, input_shape: Sequence[int] | None
-) -> tuple[dict[torch.Tensor, torch.Tensor], dict[torch.Tensor, list[edges.Pair]]]:
-    """∂J/∂|w|^p for the parameters that a path uses: as it is, or as pairs of which it is the outer product."""
+) -> tuple[dict[torch.Tensor, torch.Tensor], edges.Flows]:
+    """∂J/∂|w|^p for the parameters that a path uses: as it is, or as vectors of which it is the outer product."""
     traced, modules = program(model)
     x = _ones(model, traced, input_shape)
+    if traced.plain and not isinstance(model, Replicas):
+        flows = _down_a_chain(traced, modules, p, x)
+        if flows is not None:
+            return {}, flows
     if isinstance(model, Replicas):
-        leaves = {w: edges.power(w, p).requires_grad_() for w in model.parameters()}
+        leaves: dict[torch.Tensor, torch.Tensor] = {w: edges.power(w, p).requires_grad_() for w in model.parameters()}
         constants = {w: edges.power(w, p) for w in model.buffers() if w.is_floating_point()}
         values = {w: w.detach() for w in chain(model.parameters(), model.buffers())}
 
@@ -147,30 +150,49 @@ def _derivatives(
     else:
         run = Run(p, modules, True)
         total = traced(run, x)
+    anchor = run.anchor
+    assert anchor is not None
     met = [(w, edge) for w, edge in run.edges.items() if edge.requires_grad]
     if not total.requires_grad:
         return {}, {}
-    found = torch.autograd.grad(total, [run.anchor, *(edge for _, edge in met)], allow_unused=True)[1:]
-    return {w: d for (w, _), d in zip(met, found, strict=True) if d is not None}, run.pairs
+    found = torch.autograd.grad(total, [anchor, *(edge for _, edge in met)], allow_unused=True)[1:]
+    return {w: d for (w, _), d in zip(met, found, strict=True) if d is not None}, run.flows
 
 
-def _factors(
-    name: str, w: torch.Tensor, dense: torch.Tensor | None, pairs: list[edges.Pair], p: float, lanes: int
-) -> Factors:
+@torch.no_grad()
+def _down_a_chain(traced: Program, modules: list[nn.Module], p: float, x: torch.Tensor) -> edges.Flows | None:
+    """Algorithm 1 of 002, for Linear layers one after the other: autograd would take longer than the arithmetic."""
+    run = Run(p, modules)
+    traced(run, x)
+    if len(run.trail) != traced.plain:
+        return None  # not all by the kernel
+    flows: edges.Flows = {}
+    y = x.new_ones(len(run.trail[-1][0]))
+    for i, (w, b, x) in reversed(list(enumerate(run.trail))):
+        flows.setdefault(w, []).append((y, x.flatten()))
+        if b is not None:
+            flows.setdefault(b, []).append((y,))
+        if i:
+            y = edges.back(y, w, p)
+    return flows
+
+
+def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list[edges.Flow], p: float) -> Factors:
     """(∂J/∂|w|^p)^{2/p} in the precision of w, float32 at least."""
     dtype = w.dtype if w.dtype in (torch.float32, torch.float64) else torch.float32
-    if dense is None and len(pairs) == 1:
-        r, c = (v if p == 2 else v.pow(2 / p) for v in pairs[0])
+    if dense is None and len(flows) == 1 and len(flows[0]) == 2:
+        r, c = flows[0] if p == 2 else (v.pow(2 / p) for v in flows[0])
         high, wide = r.max().item(), c.max().item()
         _fits(name, high * wide, dtype)
-        if high > 0 and wide > 0:
+        if not (1 / SAFE < high < SAFE and 1 / SAFE < wide < SAFE) and high > 0 and wide > 0:
             # The product may be in range where the vectors are not; a power of two costs no digits.
             shift = 2.0 ** round((math.log2(wide) - math.log2(high)) / 2)
             r, c = r * shift, c / shift
         return r.to(dtype).unsqueeze(1), c.to(dtype).unsqueeze(0)
     total = dense
-    for y, x in pairs:
-        total = torch.outer(y, x) if total is None else total + torch.outer(y, x)
+    for flow in flows:
+        part = flow[0] if len(flow) == 1 else torch.outer(*flow)
+        total = part if total is None else total + part
     if total is None:
         return (torch.zeros_like(w, dtype=dtype, requires_grad=False),)
     γ = total if p == 2 else total.pow(2 / p)

@@ -68,6 +68,19 @@ static REAL NAME(reach)(const NAME(Stiefel) *m, const REAL *x, const REAL *y, RE
   return (REAL)sqrt(longest) / m->scale;
 }
 
+// The diagonal of Λ = ½QᵀQ/c² in double precision, from column `first` to `last`: in a large matrix those are the entries
+// that single precision gets wrong, and the iteration would follow its errors.
+CLONES static void NAME(diagonal)(const NAME(Stiefel) *m, const REAL *q, int64_t first, int64_t last, REAL *multiplier) {
+  double sums[128] = {0};
+  const double times = 0.5 / ((double)m->scale * m->scale);
+  for (int64_t i = 0; i < m->r; i++)
+    for (int64_t j = first; j < last; j++) {
+      const double x = q[m->tall ? i * m->s + j : j * m->r + i];
+      sums[j - first] += x * x;
+    }
+  for (int64_t j = first; j < last; j++) multiplier[j * m->s + j] = (REAL)(times * sums[j - first]);
+}
+
 // the longest row of Λ after ½ is taken off its diagonal, and the largest entry
 CLONES static REAL NAME(rows)(REAL *multiplier, int64_t s, REAL *largest) {
   REAL longest = 0, most = 0;
@@ -108,6 +121,10 @@ static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *
   for (int64_t k = 0; k < m->iterations; k++) {
     REAL largest;
     NAME(inner)(m, x, x, (REAL)0.5 / (m->scale * m->scale), multiplier);
+    if (s >= 256) {
+#pragma omp parallel for num_threads(m->threads) if (m->threads > 1)
+      for (int64_t j = 0; j < s; j += 128) NAME(diagonal)(m, x, j, j + 128 < s ? j + 128 : s, multiplier);
+    }
     REAL a = NAME(rows)(multiplier, s, &largest), size = 2 * largest;
     if (k && size <= 2 * m->tolerance) return 1;
     if (k ? !(a < (REAL)0.7 * before) : !(a < (REAL)1e18)) return k && a <= floor;
