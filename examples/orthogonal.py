@@ -117,12 +117,9 @@ def main() -> None:
         for method in METHODS:
             if "soft" in method and not options.soft:
                 continue
-            print(
-                f"\r{method}: {options.runs} runs of {options.steps:,} steps ...", end="", file=sys.stderr, flush=True
-            )
+            print(f"{method}: {options.runs} runs of {options.steps:,} steps ...", file=sys.stderr, flush=True)
             start = time.perf_counter()
             accuracies, gap, nets = run(method, hidden, options.runs, options.steps, sets)
-            print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)
             error = statistics.stdev(accuracies) / math.sqrt(len(accuracies)) if len(accuracies) > 1 else math.nan
             mean = f"{statistics.fmean(accuracies):.1f} ± {error:.1f}"
             row = f"{hidden:<14} {method:<24} {mean:>16} {min(accuracies):>7.1f} {gap:>10.1e}"

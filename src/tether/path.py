@@ -106,13 +106,13 @@ def exponent(p: Any) -> float:
 def path_sum(model: nn.Module, p: float, input_shape: Sequence[int] | None = None) -> float:
     """J = Σ over all paths of Π |w_e|^p."""
     traced, modules = program(model)
-    total = traced(Run(p, modules), _ones(model, traced, input_shape)).item()
+    total = traced(Run(p, modules), _ones(modules, traced, input_shape)).item()
     if not math.isfinite(total):
         raise OverflowError(f"the sum of Π |w|^{p:g} over the paths of {type(model).__name__} exceeds float64")
     return total
 
 
-def _ones(model: nn.Module, traced: Program, input_shape: Sequence[int] | None) -> torch.Tensor:
+def _ones(modules: list[nn.Module], traced: Program, input_shape: Sequence[int] | None) -> torch.Tensor:
     shape = traced.shape if input_shape is None else input_shape
     if shape is None:
         first = next((step for step in traced.steps if step.role in ("layer", "norm")), None)
@@ -122,8 +122,9 @@ def _ones(model: nn.Module, traced: Program, input_shape: Sequence[int] | None) 
         )
     if isinstance(shape, int) or not all(isinstance(n, int) and n > 0 for n in shape):
         raise ValueError(f"input_shape={shape!r} must be a sequence of positive ints; e.g. input_shape=(3, 32, 32)")
-    device = next((w.device for w in model.parameters()), torch.device("cpu"))
-    return torch.ones(1, *shape, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+    device = next((w.device for m in modules for w in m._parameters.values() if w is not None), None)
+    wide = torch.float32 if device is not None and device.type == "mps" else torch.float64
+    return torch.ones(1, *shape, dtype=wide, device=device)
 
 
 def _derivatives(
@@ -131,7 +132,7 @@ def _derivatives(
 ) -> tuple[dict[torch.Tensor, torch.Tensor], edges.Flows]:
     """∂J/∂|w|^p for the parameters that a path uses: as it is, or as vectors of which it is the outer product."""
     traced, modules = program(model)
-    x = _ones(model, traced, input_shape)
+    x = _ones(modules, traced, input_shape)
     if traced.plain and not isinstance(model, Replicas):
         flows = _down_a_chain(traced, modules, p, x)
         if flows is not None:

@@ -86,10 +86,9 @@ class Program(NamedTuple):
             slots[step.out] = result
             if step.changes is not None:
                 slots[step.changes] = result
-        total = x.new_zeros(())
-        for out in _tensors(_filled(self.exit, slots)):
-            total = total + out.sum()
-        return total
+        if type(self.exit) is Slot:
+            return slots[self.exit].sum()
+        return sum([out.sum() for out in _tensors(_filled(self.exit, slots))], start=x.new_zeros(()))
 
 
 def _filled(args: Any, slots: list[Any]) -> Any:
@@ -137,8 +136,7 @@ def _network(model: nn.Module) -> nn.Module:
         return model._shell
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return _network(model.module)
-    inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else model
+    return model._modules.get("_orig_mod") or model
 
 
 class _Tracer(fx.Tracer):
