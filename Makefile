@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit bench bench-constraints bench-replicas bench-multirate format clean
+.PHONY: setup demo test lint types unit bench bench-constraints bench-replicas bench-multirate bench-path format clean
 
 setup: $(VENV)/.done
 
@@ -44,6 +44,9 @@ bench-constraints: setup
 bench-multirate: export OMP_NUM_THREADS = 2
 bench-multirate: setup
 	$(BIN)/python benchmarks/multirate.py
+
+bench-path: setup
+	$(BIN)/python benchmarks/path.py
 
 bench-replicas: export OMP_NUM_THREADS = 2
 bench-replicas: setup

@@ -603,6 +603,23 @@ def test_deep_float32_nets_stay_in_range():
             torch.testing.assert_close(γ.double(), exact[name], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("p", [1, 2, 3.5])
+def test_float32_convolutions_are_those_of_float64(p):
+    """Also where what flows leaves the range of float32, on the way there or back."""
+    layers = [m for _ in range(12) for m in (nn.Conv1d(3, 3, 3, padding=1), nn.ReLU())]
+    net = nn.Sequential(*layers, nn.ConvTranspose1d(3, 2, 2))
+    torch.manual_seed(0)
+    for i, m in enumerate(net[::2]):
+        nn.init.normal_(m.weight, std=0.3 * (1e5 if i < 6 else 1e-5))
+        nn.init.normal_(m.bias, std=1e-3)
+    double = copy.deepcopy(net).double()
+    assert path_norm(net[:12], p, (3, 4)) ** p > 1e26
+    assert path_norm(net, p, (3, 4)) == pytest.approx(path_norm(double, p, (3, 4)), rel=1e-5)
+    exact, got = Path(p).factors(double, (3, 4)), Path(p).factors(net, (3, 4))
+    for name in [name for name in exact if name.endswith("weight")]:  # those of the biases are below float32
+        torch.testing.assert_close(got[name][0].double(), exact[name][0], rtol=1e-4, atol=0)
+
+
 def test_scales_that_float32_cannot_hold():
     net = relu_net(*[8] * 31).float()
     for w in net.parameters():
@@ -778,12 +795,12 @@ def test_path_is_a_value():
 
 
 def test_the_kernel_may_be_missing(monkeypatch, tmp_path):
-    build = edges._library.__wrapped__
+    build = native.build.__wrapped__
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert build() is None
+    assert build("path.c") is None
     monkeypatch.setenv("TETHER_NATIVE", "0")
-    assert build() is None
+    assert build("path.c") is None
 
 
 def test_compiled_and_wrapped_models_keep_their_names():

@@ -7,24 +7,21 @@ float64 matrices on the CPU and p = 1 or 2; everything else comes from torch, wi
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import subprocess
-import tempfile
+import math
+from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tether import native
 
-__all__ = ["Flow", "Flows", "back", "divide", "power", "product", "serves"]
+__all__ = ["Flow", "Flows", "back", "divide", "power", "product", "serves", "single"]
 
-# The vectors whose outer product is ∂J/∂|w|^p for one use of a parameter w: two for a matrix, one for a bias.
+# ∂J/∂|w|^p for one use of a parameter w: as it is, or two vectors whose outer product it is.
 Flow = tuple[torch.Tensor, ...]
 Flows = dict[torch.Tensor, list[Flow]]
+Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of what flows in and the edges
 
 
 def power(w: torch.Tensor, p: float) -> torch.Tensor:
@@ -34,28 +31,8 @@ def power(w: torch.Tensor, p: float) -> torch.Tensor:
     return w.abs() if p == 1 else w.square() if p == 2 else w.abs().pow_(p)
 
 
-@lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
-    """The compiled kernel, or None where it cannot be had."""
-    if os.environ.get("TETHER_NATIVE", "1") == "0":
-        return None
-    source = Path(__file__).with_name("path.c")
-    compiler = os.environ.get("CC", "cc")
-    try:
-        recipe = "\0".join((source.read_text(), compiler, *native.FLAGS, platform.machine(), platform.platform()))
-        name = f"path-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tether"
-        if not (cache / name).exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                built = Path(scratch) / name
-                command = [compiler, *native.FLAGS, str(source), "-o", str(built), "-lm"]
-                if subprocess.run([*command, "-fopenmp"], capture_output=True, timeout=120).returncode:
-                    subprocess.run([*command, "-DPLAIN"], check=True, capture_output=True, timeout=120)
-                built.replace(cache / name)  # atomic: another process may be building it too
-        return ctypes.CDLL(str(cache / name))
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return None
+    return native.build("path.c")
 
 
 @lru_cache
@@ -140,6 +117,52 @@ def back(y: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
     x = y.new_zeros(w.shape[1])
     _function("back", w.dtype)(w.data_ptr(), y.data_ptr(), x.data_ptr(), *w.shape, p == 2, _threads(w))
     return x
+
+
+def single(
+    x: torch.Tensor, w: torch.Tensor, p: float, layer: Layer, anchor: torch.Tensor | None, flows: Flows
+) -> torch.Tensor:
+    """layer(x, |w|^p) computed in float32, in which convolutions are several times faster.
+
+    What comes in is brought to at most 1 by a power of two, on the way back too, so that it keeps in range.
+    """
+    if anchor is not None:
+        return _Single.apply(x, anchor, w, p, layer, flows)  # type: ignore[no-untyped-call]
+    s = _unit(x)
+    return layer((x * s).float(), _edges32(w, p)).double() / s
+
+
+def _edges32(w: torch.Tensor, p: float) -> torch.Tensor:
+    w = w.detach().float()
+    return w.abs() if p == 1 else w.square() if p == 2 else w.abs().pow_(p)
+
+
+def _unit(x: torch.Tensor) -> float:
+    """The power of two that brings the largest entry to between ½ and 1."""
+    high = x.amax().item() if x.numel() else 0.0
+    return 2.0 ** -math.frexp(high)[1]
+
+
+class _Single(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, anchor: torch.Tensor, w: torch.Tensor, p: float, layer: Layer, flows: Flows
+    ) -> torch.Tensor:
+        s = _unit(x)
+        with torch.enable_grad():
+            inputs = (x.detach() * s).float().requires_grad_(x.requires_grad), _edges32(w, p).requires_grad_()
+            y = layer(*inputs)
+        ctx.own = inputs, y, s, w, flows
+        return y.detach().double() / s
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, y, s, w, flows = ctx.own
+        t = _unit(grads[0])
+        wanted = [x for x in inputs if x.requires_grad]
+        found = torch.autograd.grad(y, wanted, (grads[0].detach() * t).float())
+        flows.setdefault(w, []).append((found[-1].double().div_(s * t),))
+        return found[0].double() / t if len(found) == 2 else None, None, None, None, None, None
 
 
 def divide(g: torch.Tensor, factors: Flow, out: torch.Tensor, times: float = 1.0, keep: float = 0.0) -> torch.Tensor:

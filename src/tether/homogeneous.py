@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tether.edges import Flows, power, product, serves
+from tether.edges import Flows, power, product, serves, single
 
 __all__ = ["CONVOLUTIONS", "FUNCTIONS", "LAYERS", "NORMS", "Rule", "Run", "Unfit", "module_rule", "same"]
 
@@ -263,12 +263,17 @@ def _layer(module: nn.Module, place: int, biased: bool) -> Rule:
 
     def convolution(run: Run, x: torch.Tensor) -> torch.Tensor:
         layer: Any = run.modules[place]
-        w, b = run.edge(layer._parameters["weight"]), run.edge(layer._parameters["bias"])
-        if hasattr(layer, "_conv_forward"):
-            return layer._conv_forward(x, w, b if biased else None)
-        d = x.dim() - 2
-        more = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-        return getattr(F, f"conv_transpose{d}d")(x, w, b if biased else None, *more)
+        w, b = layer._parameters["weight"], layer._parameters["bias"] if biased else None
+
+        def apply(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+            if type(layer) in CONVOLUTIONS:
+                return layer._conv_forward(x, edges, None)
+            more = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
+            return getattr(F, f"conv_transpose{x.dim() - 2}d")(x, edges, None, *more)
+
+        narrow = run.held is None and w.dtype is not torch.float64 and x.dtype is torch.float64
+        y = single(x, w, run.p, apply, run.anchor, run.flows) if narrow else apply(x, run.edge(w))  # type: ignore[arg-type]
+        return y if b is None else y + run.edge(b).view(-1, *[1] * (y.dim() - 2))  # type: ignore[union-attr]
 
     return convolution
 

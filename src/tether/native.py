@@ -30,6 +30,7 @@ __all__ = [
     "Stiefel",
     "addresses",
     "bounded",
+    "build",
     "finite",
     "gradients",
     "integers",
@@ -55,23 +56,28 @@ OP = struct.Struct("=qqdddd")
 ROW = np.dtype("=i8,=i8,=f8,=f8,=f8,=f8")  # the same, for tables of ops
 
 
-@lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """The compiled kernel, or None where it cannot be had."""
+    return build("native.c", "stiefel.c", "mlp.c")
+
+
+@lru_cache
+def build(*sources: str) -> ctypes.CDLL | None:
+    """Compile the first of these files, which includes the others, or take it from the cache; None if that fails."""
     if os.environ.get("TETHER_NATIVE", "1") == "0":
         return None
-    source = Path(__file__).with_name("native.c")
+    files = [Path(__file__).with_name(source) for source in sources]
     compiler = os.environ.get("CC", "cc")
     try:
-        texts = [source.read_text(), *(source.with_name(f"{part}.c").read_text() for part in ("stiefel", "mlp"))]
+        texts = [file.read_text() for file in files]
         recipe = "\0".join((*texts, compiler, *FLAGS, platform.machine(), platform.platform()))
-        name = f"native-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+        name = f"{files[0].stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tether"
         if not (cache / name).exists():
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 built = Path(scratch) / name
-                command = [compiler, *FLAGS, str(source), "-o", str(built), "-lm"]
+                command = [compiler, *FLAGS, str(files[0]), "-o", str(built), "-lm"]
                 # torch's own OpenMP threads where there are any; else one thread, and no choice of instructions
                 if subprocess.run([*command, "-fopenmp"], capture_output=True, timeout=120).returncode:
                     subprocess.run([*command, "-DPLAIN"], check=True, capture_output=True, timeout=120)

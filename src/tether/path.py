@@ -33,7 +33,8 @@ class Path:
     forward and one backward of batch size 1, on a graph traced once (`tether.homogeneous` says what becomes of every
     operation). A weight used more than once, as in a convolution, has the derivative summed over its uses.
 
-    All sums run in float64: |w|^p over tens of layers leaves the range of float32.
+    What flows between layers is held in float64, as |w|^p over tens of layers leaves the range of float32; convolutions
+    with float32 weights run in float32, on inputs brought to at most 1 by a power of two.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
     >>> net[0].weight.data, net[2].weight.data = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0]])
@@ -69,7 +70,7 @@ class Path:
     def factors(self, model: nn.Module, input_shape: Sequence[int] | None = None) -> dict[str, Factors]:
         """γ as tensors whose product it is: for the matrix of a Linear layer a column and a row, else one tensor.
 
-        A tenth of the memory traffic of `scales`; `divide` takes them as they are.
+        Cheaper than `scales`, which writes the product out; `divide` takes them as they are.
         """
         named = dict(model.named_parameters())
         with torch.inference_mode(False), torch.enable_grad():

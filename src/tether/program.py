@@ -230,7 +230,7 @@ class _Builder:
         """The module that a node belongs to, and what is done there."""
         if node.op == "call_module":
             module = self.tracer.root.get_submodule(str(node.target))
-            alone = len(self.places) == 1 or id(self.tracer.root) not in self.places
+            alone = id(self.tracer.root) not in self.places
             return "forward" if alone else str(node.target), type(module).__name__, self.places[id(module)]
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         name = stack[-1][0] if stack else "forward"
