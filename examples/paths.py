@@ -3,8 +3,8 @@
     TETHER_DATA=... python examples/paths.py
 
 MNIST, 10,000 images, 784-H-H-10 with ReLU, batch 100; every method with the best of a few step sizes by training
-loss. The unbalanced start computes the same function as the balanced one: half of the hidden units have their
-incoming weights multiplied and their outgoing ones divided by up to a factor of ten.
+loss. The unbalanced start computes the same function as the balanced one: each hidden unit has its incoming weights
+multiplied and its outgoing ones divided by a factor between 1/100 and 100.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import tether
 from tether.train import Minibatches
 
 METHODS: dict[str, tuple[tuple[float, ...], Callable[[nn.Module, float], torch.optim.Optimizer]]] = {
-    "SGD": ((0.03, 0.1, 0.3), lambda net, h: tether.methods.sgd(net, lr=h)),
-    "AdaGrad": ((0.003, 0.01, 0.03), lambda net, h: torch.optim.Adagrad(net.parameters(), lr=h)),
-    "Path-SGD": ((0.1, 1.0, 10.0), lambda net, h: tether.methods.path_sgd(net, lr=h)),
+    "SGD": ((0.01, 0.03, 0.1, 0.3, 1.0), lambda net, h: tether.methods.sgd(net, lr=h)),
+    "AdaGrad": ((0.003, 0.01, 0.03, 0.1), lambda net, h: torch.optim.Adagrad(net.parameters(), lr=h)),
+    "Path-SGD": ((0.001, 0.003, 0.01, 0.03, 0.1), lambda net, h: tether.methods.path_sgd(net, lr=h)),
 }
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     H = options.hidden
     torch.manual_seed(0)
     balanced = nn.Sequential(nn.Linear(784, H), nn.ReLU(), nn.Linear(H, H), nn.ReLU(), nn.Linear(H, 10))
-    starts = {"balanced": balanced, "unbalanced": tether.measure.rescale(balanced, seed=0, spread=10.0)}
+    starts = {"balanced": balanced, "unbalanced": tether.measure.rescale(balanced, seed=0, spread=100.0)}
     began = time.perf_counter()
     print(f"{'start':<12} {'method':<10} {'step size':>10} {'training loss':>14} {'test error %':>13}")
     for start, model in starts.items():
