@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -159,6 +160,18 @@ def test_frozen_parameters_stay_frozen():
         opt.step()
         assert not model[0].weight.requires_grad
     assert torch.equal(model[0].weight, before)
+
+
+def test_models_and_optimizers_on_clocks_can_be_copied_and_pickled():
+    model = net()
+    opt = methods.multirate_sgd(model, fast="4.*", k=3, lr=0.1, slow_eval=True)
+    model, opt = pickle.loads(pickle.dumps((model, opt)))
+    model, opt = copy.deepcopy((model, opt))
+    for n in range(4):
+        opt.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        assert (model[0].weight.grad is not None) == model[1].training == (n % 3 == 0)
+        opt.step()
 
 
 @pytest.mark.parametrize("batchnorm", ["train", "eval", "frozen"])

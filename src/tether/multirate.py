@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from tether.noise import Normals
-from tether.optimizer import Optimizer
+from tether.optimizer import Clock, Optimizer
 from tether.part import matches
 
 __all__ = ["Multirate", "RandomSubset", "set_clocks"]
@@ -43,25 +43,46 @@ def set_clocks(model: nn.Module, opt: Optimizer, batchnorm: str = "train", slow_
         for name, module in model.named_modules()
         if any(rates.get(id(p), 1) == 1 for p in module.parameters(recurse=False))
     }
-    _warn_by_order(model, slow, fast)
     momenta = {name: module.momentum for name, module in slow.items() if isinstance(module, _BatchNorm)}
-    warned: list[bool] = []
+    periods = {name: min(rates[id(p)] for p in module.parameters()) for name, module in slow.items()}
+    model.register_forward_pre_hook(
+        _Modes(opt.clock, periods, set(fast), momenta, batchnorm, slow_eval), with_kwargs=True
+    )
 
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+
+class _Modes:
+    """A hook that sets the modes of slow layers; it knows the optimizer's clock and nothing else of it."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        periods: dict[str, int],
+        fast: set[str],
+        momenta: dict[str, Any],
+        batchnorm: str,
+        slow_eval: bool,
+    ) -> None:
+        self.clock, self.periods, self.fast, self.momenta = clock, periods, fast, momenta
+        self.batchnorm, self.slow_eval, self.warned, self.called = batchnorm, slow_eval, False, False
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if not model.training:
             return
-        if not warned and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))):
-            warned.append(True)
+        if not self.called:
+            self.called = True
+            _warn_by_order(model, set(self.periods), self.fast)
+        if not self.warned and any(
+            isinstance(x, torch.Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))
+        ):
+            self.warned = True
             warnings.warn("an input requires grad, so the backward pass goes through slow layers too", stacklevel=3)
-        for name, module in slow.items():
-            due = _is_due(module, opt, rates)
-            mode = due or not slow_eval
+        for name, period in self.periods.items():
+            module, due = model.get_submodule(name), self.clock.step % period == 0
+            mode = due or not self.slow_eval
             if isinstance(module, _BatchNorm):
-                mode = mode and batchnorm != "eval"
-                module.momentum = momenta[name] if due or batchnorm != "frozen" else 0.0
+                mode = mode and self.batchnorm != "eval"
+                module.momentum = self.momenta[name] if due or self.batchnorm != "frozen" else 0.0
             module.training = mode
-
-    model.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def _all_slow(module: nn.Module, rates: dict[int, int]) -> bool:
@@ -70,13 +91,8 @@ def _all_slow(module: nn.Module, rates: dict[int, int]) -> bool:
     return bool(own) and all(rate > 1 for rate in own)
 
 
-def _is_due(module: nn.Module, opt: Optimizer, rates: dict[int, int]) -> bool:
-    step = opt.param_groups[0]["step"]
-    return any(step % rates.get(id(p), 1) == 0 for p in module.parameters())
-
-
-def _warn_by_order(model: nn.Module, slow: dict[str, nn.Module], fast: dict[str, nn.Module]) -> None:
-    """At the first forward pass: does a slow layer run after a fast one?"""
+def _warn_by_order(model: nn.Module, slow: set[str], fast: set[str]) -> None:
+    """In this forward pass: does a slow layer run after a fast one?"""
     handles: list[Any] = []
     seen: list[str] = []
 

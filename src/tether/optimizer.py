@@ -20,7 +20,7 @@ from tether.surfaces import Free, Surface
 from tether.table import table
 from tether.words import Word, parse
 
-__all__ = ["NonFiniteGradient", "Optimizer"]
+__all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
 
 
 class NonFiniteGradient(RuntimeError):
@@ -34,6 +34,13 @@ class NonFiniteGradient(RuntimeError):
             "or skip such steps with Optimizer(..., on_nonfinite='skip')"
         )
         self.names, self.replicas = tuple(found), tuple(replicas)
+
+
+class Clock:
+    """How many steps there have been, for those who must know without knowing the optimizer."""
+
+    def __init__(self) -> None:
+        self.step = 0
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -92,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):
         state = {"step": 0, "previous_lr": 0.0, "stopped": ()}
         defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, **state}
         check(defaults)
-        self._batch_dims, self._lanes = batch_dims, Lanes()
+        self._batch_dims, self._lanes, self.clock = batch_dims, Lanes(), Clock()
         self._foreach, self._on_nonfinite = foreach, on_nonfinite
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
@@ -242,6 +249,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _set_clock(self) -> None:
         """Let only what is due at the next step ask for gradients: the backward pass stops where nothing is."""
+        self.clock.step = self.param_groups[0]["step"] if self.param_groups else 0
         for group in self.param_groups:
             if group["every"] > 1:
                 for param, trained in zip(group["params"], group["trained"], strict=True):
@@ -574,6 +582,7 @@ class Optimizer(torch.optim.Optimizer):
             "_surfaces",
             "_metrics",
             "_model",
+            "clock",
             "_batch_dims",
             "_lanes",
             "method",
