@@ -359,3 +359,38 @@ def test_sleep_is_resumed_exactly():
     run(model, opt, 7)
     run(twin, other, 7)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_a_skipped_step_or_one_of_length_zero_wakes_nobody():
+    weight = nn.Linear(30, 20, bias=False)
+    opt = methods.random_subset(weight, lr=0.1, k=1, probabilities={"weight": 0.4}, on_nonfinite="skip")
+    asleep = weight.weight.detach() == 0
+    weight.weight.grad = torch.full_like(weight.weight, math.nan)
+    opt.step()
+    assert torch.equal(weight.weight.detach() == 0, asleep)
+    weight.weight.grad = torch.ones_like(weight.weight)
+    opt.param_groups[0]["lr"] = 0.0
+    opt.step()
+    assert torch.equal(weight.weight.detach() == 0, asleep)
+
+
+def test_a_slow_part_on_a_surface_is_looked_at_between_its_steps():
+    model = small()
+    parts = [tether.Part("0.weight", on=tether.Orthogonal(), every=2), tether.Part("*")]
+    opt = tether.Optimizer(model, parts, lr=0.1)
+    opt.zero_grad()
+    model(torch.ones(3, 4)).square().sum().backward()
+    opt.step()
+    assert not model[0].weight.requires_grad
+    assert opt.violation() <= 1e-6
+    with torch.no_grad():
+        model[0].weight.mul_(1.1)
+    assert opt.violation() > 0.1
+
+
+def test_clocks_and_metrics_do_not_go_with_words_of_several_gradients():
+    parts = [tether.Part("0.*", word="BABAB"), tether.Part("1.*|2.*|3.*", every=1), tether.Part("*", every=2)]
+    with pytest.raises(ValueError, match="cannot go with parts that have every or metric"):
+        tether.Optimizer(net(), parts, lr=0.1)
+    with pytest.raises(ValueError, match=r"Path\(2\) changes at every step and cannot go with every=2"):
+        tether.Part("*", metric=tether.Path(), every=2).row({**tether.part.DEFAULTS, "lr": 0.1, "where": "*"})

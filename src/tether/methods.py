@@ -365,11 +365,9 @@ def multirate_sgd(
     Between its steps no gradient of the slow part is computed. `drift` spreads its step over them (5.1) instead of
     taking it at once (5.2). `batchnorm` and `slow_eval` are explained in `tether.multirate.set_clocks`.
     """
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1, e.g. momentum=0.9")
     if not isinstance(k, int) or k < 1:
         raise ValueError(f"k={k!r} must be a whole number of fast steps, 1 or more, e.g. k=5")
-    friction = -math.log(momentum) if momentum else inf
+    friction = _friction(momentum)
     decay = weight_decay if slow_weight_decay is None else slow_weight_decay
     parts = [
         Part(fast, word="MS", lr=lr / k, friction=friction, weight_decay=weight_decay),
@@ -414,14 +412,18 @@ def path_sgd(
     Networks that compute the same function by rescaled weights go on computing the same. With momentum the word is MS,
     at a temperature X.
     """
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1, e.g. momentum=0.9")
     if momentum and temperature:
         raise ValueError("momentum and temperature: use Optimizer(model, word='BAOAB', metric=tether.Path(), ...)")
-    fields: dict[str, Any] = {"temperature": temperature}
-    if momentum:
-        fields = {"word": "MS", "friction": -math.log(momentum)}
+    friction = _friction(momentum)
+    fields: dict[str, Any] = {"word": "MS", "friction": friction} if momentum else {"temperature": temperature}
     return Optimizer(model, lr=lr, metric=Path(p), **fields, **options)
+
+
+def _friction(momentum: float) -> float:
+    """γ of the letter M for torch's momentum μ = e^{−γ}."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1, e.g. momentum=0.9")
+    return -math.log(momentum) if momentum else inf
 
 
 def _constrained(

@@ -222,6 +222,7 @@ class RandomSubset(Optimizer):
                 raise ValueError(f"probabilities: {where!r} matches no parameter")
         super().__init__(model, lr=lr, word="X", **options)
         self.k, self.shares = k, {}
+        self._masks: tuple[int, dict[str, torch.Tensor]] = (-1, {})
         for name, param in model.named_parameters():
             share = next((s for where, s in probabilities.items() if matches(name, where)), 0.0)
             if share:
@@ -231,11 +232,14 @@ class RandomSubset(Optimizer):
     def _asleep(self) -> dict[str, torch.Tensor]:
         """Which weights sleep in this cycle."""
         seed, cycle = self.param_groups[0]["seed"], self.param_groups[0]["step"] // (self.k + 1)
+        if self._masks[0] == cycle:
+            return self._masks[1]
         masks = {}
         for name, (param, share) in self.shares.items():
             size = param.numel()
             normals = Normals([f"sleep/{name}"], [size], [0], size, torch.float64, torch.device("cpu"))
             masks[name] = (torch.special.ndtr(normals.draw(seed, cycle, 0)) < share).view(param.shape).to(param.device)
+        self._masks = (cycle, masks)
         return masks
 
     @torch.no_grad()
@@ -247,9 +251,12 @@ class RandomSubset(Optimizer):
 
     @torch.no_grad()
     def _step_at_once(self, words: Any, sizes: Any) -> None:
-        phase, masks = self.param_groups[0]["step"] % (self.k + 1), self._asleep()
+        step = self.param_groups[0]["step"]
+        phase, masks = step % (self.k + 1), self._asleep()
         before = {name: param.detach().clone() for name, (param, _) in self.shares.items()}
         super()._step_at_once(words, sizes)
+        if self.param_groups[0]["step"] == step:  # skipped, or lr = 0: nothing has moved
+            return
         for name, (param, _) in self.shares.items():
             mask = masks[name]
             if phase < self.k:
@@ -258,3 +265,6 @@ class RandomSubset(Optimizer):
                 param[mask] += (self.k - 1) * (param - before[name])[mask]
         if phase == self.k:
             self._sleep()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "k": self.k, "shares": self.shares, "_masks": (-1, {})}

@@ -178,7 +178,14 @@ class Optimizer(torch.optim.Optimizer):
                 added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
         elif self._batch_dims and isinstance(added["thermostat"], torch.Tensor):
             added["thermostat"] = added["thermostat"].double().expand(self._lanes.rows).clone()
-        rates = sorted({group["every"] for group in (*self.param_groups, added)})
+        rows = (*self.param_groups, added)
+        if any(parse(row["word"]).needs_closure for row in rows) and any(
+            row["every"] > 1 or row["metric"] is not None for row in rows
+        ):
+            raise ValueError(
+                "a word that takes several gradients per step cannot go with parts that have every or metric"
+            )
+        rates = sorted({row["every"] for row in rows})
         for fast, slow in pairwise(rates):
             if slow % fast:
                 raise ValueError(
@@ -498,7 +505,9 @@ class Optimizer(torch.optim.Optimizer):
         worst = torch.zeros(self._lanes.rows, dtype=torch.float64)
         for group, surface in zip(self.param_groups, self._surfaces, strict=True):
             if isinstance(surface, Surface):
-                moving = [(name, param) for name, param in _named(group, 0) if param.requires_grad]
+                # a part between its steps asks for no gradient, and is on its surface all the same
+                trained = group.get("trained") or [param.requires_grad for param in group["params"]]
+                moving = [row for row, yes in zip(_named(group, 0), trained, strict=True) if yes]
                 for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], surface):
                     stack = Stack(mine, labels, surface, self._lanes)
                     point = stack.surface.embed(stack.point(self.state), stack.gather(mine))

@@ -114,6 +114,8 @@ def check(row: Mapping[str, Any]) -> None:
         raise TypeError(f"{where}: metric={row['metric']!r} must be a metric, e.g. metric=tether.Path(), or None")
     if row["metric"] is not None and parse(row["word"]).needs_closure:
         raise ValueError(f"{where}: {row['metric']!r} needs a word with one gradient per step, not {row['word']!r}")
+    if row["metric"] is not None and row["every"] != 1:
+        raise ValueError(f"{where}: {row['metric']!r} changes at every step and cannot go with every={row['every']!r}")
     if row["metric"] is not None and isinstance(row["on"], Surface):
         raise ValueError(
             f"{where}: {row['metric']!r} and {row['on']!r} cannot be combined: choose one of metric= and on="
