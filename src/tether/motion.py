@@ -174,7 +174,9 @@ class Block:
 
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
-        grads = [still(param.grad, resting) for param in self.params]
+        grads = [param.grad for param in self.params]
+        if resting:
+            grads = [still(grad, resting) for grad in grads]
         self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]
         self.complete = len(self.g) == len(grads) or not gradient
         self.active = self.everything if self.complete else [i for i, g in enumerate(grads) if g is not None]
@@ -451,10 +453,10 @@ def per_replica(x: Scalar) -> bool:
 
 def same(xs: tuple[Scalar, ...], ys: tuple[Scalar, ...]) -> bool:
     """Equal numbers, or the very same tensors."""
-    return all(
-        x is y or not (isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) or x != y)
-        for x, y in zip(xs, ys, strict=True)
-    )
+    try:
+        return xs == ys  # tuples compare by identity first
+    except RuntimeError:  # two tensors of many numbers that are not the same one
+        return False
 
 
 def add(xs: Tensors, ys: Tensors, factor: Scalar) -> None:

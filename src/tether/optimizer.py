@@ -72,6 +72,7 @@ class Optimizer(torch.optim.Optimizer):
     method: str | None = None  # set by tether.methods, for the citation
     skipped: int = 0
     _known_finite = False  # set by `tether.train` where the gradients of this step have been looked at already
+    _clocked = False  # does some part move only every so many steps?
     _resting: Sequence[int] = ()  # the replicas that stand still in this step
 
     def __init__(
@@ -192,6 +193,7 @@ class Optimizer(torch.optim.Optimizer):
                     f"every={slow} must be a multiple of every={fast} of the faster part: rates are nested"
                 )
         if added["every"] > 1:
+            self._clocked = True
             added["trained"] = [param.requires_grad for param in names]
         self.param_groups.append(added)
         self._surfaces.append(surface)
@@ -222,14 +224,14 @@ class Optimizer(torch.optim.Optimizer):
         if motions is None:
             return
         rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not _zero(row[3]["lr"])]
-        held = self._hold_back()
-        scales = self._scales()
+        held = self._hold_back() if self._resting else None
+        scales = self._scales() if self._model is not None else None
         # What may fail goes first and writes last, so that a step is done as a whole or not at all.
-        for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible):
+        for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible) if len(rows) > 1 else rows:
             beats = word.program
             if group["every"] > 1:
                 beats = word.on_clock(group["every"], _due(group), group["drift"])
-            if beats and isinstance(motion, Motion) and id(group) in scales:
+            if scales and beats and isinstance(motion, Motion) and id(group) in scales:
                 metric, factors = scales[id(group)]
                 noisy = "R" in word.needs and not (_zero(size["τ"]) and "σ" not in word.needs)
                 motion.measured(metric, factors, whole="p" in word.needs or noisy)
@@ -239,9 +241,11 @@ class Optimizer(torch.optim.Optimizer):
             motion.finish()
             if "ξ" in word.needs:
                 group["thermostat"] = motion.scalars["ξ"]
-        self._put_back(held)
+        if held is not None:
+            self._put_back(held)
         self._count_step(sizes)
-        self._set_clock()
+        if self._clocked:
+            self._set_clock()
 
     def _scales(self) -> dict[int, tuple[Path, dict[str, Any]]]:
         """The metric of each part that has one, with what it says of the model as it is."""
@@ -323,7 +327,7 @@ class Optimizer(torch.optim.Optimizer):
         """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
         found = self._faulty_gradients() if gradient and not self._known_finite else {}
         self._known_finite = False
-        self._resting = [*self.param_groups[0]["stopped"]] if self.param_groups else []
+        self._resting = self.param_groups[0]["stopped"] if self.param_groups else ()
         if found and self._batch_dims:
             faulty = self._faulty_replicas()
             if faulty and self._on_nonfinite == "raise":
@@ -349,7 +353,7 @@ class Optimizer(torch.optim.Optimizer):
                     motion = Motion(group["params"], names, momenta, self.state, not self._foreach, self._lanes)
                 self._motions[i] = motion
             first += len(group["params"])
-            motion.begin(size, size["ω"], gradient and _due(group), self._resting)
+            motion.begin(size, size["ω"], gradient and (group["every"] == 1 or _due(group)), self._resting)
             if "ξ" in word.needs and not isinstance(size["ξ"], torch.Tensor) and motion.live:
                 block = motion.live[0]
                 wide = torch.float64 if block.dtype is torch.float64 else torch.float32
@@ -602,6 +606,7 @@ class Optimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._motions, self._placed, self._numbers = [None] * len(self.param_groups), None, {}
+        self._clocked = any(group["every"] > 1 for group in self.param_groups)
 
     def __repr__(self) -> str:
         return self.describe()
