@@ -1,0 +1,54 @@
+"""A measure leaves what it measures as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+__all__ = ["untouched"]
+
+
+@contextmanager
+def untouched(model: nn.Module, train: bool = False) -> Iterator[None]:
+    """Run in eval mode what follows, then put back modes, parameters, buffers, gradients and random states.
+
+    Whatever happens inside, an error included, the model is the same tensors with the same values after it.
+
+    Args:
+        model: what is measured.
+        train: run in training mode instead, e.g. to gather BatchNorm's statistics anew.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    held = [(x, x.data, x.detach().clone(), x.requires_grad, x.grad) for x in model.parameters()]
+    grads = [None if grad is None else grad.detach().clone() for *_, grad in held]
+    buffers = [
+        (module, name, x, x.clone()) for module in model.modules() for name, x in module.named_buffers(recurse=False)
+    ]
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        model.train(train)
+        yield
+    finally:
+        with torch.no_grad():
+            for (x, data, value, wanted, grad), kept in zip(held, grads, strict=True):
+                x.data, x.grad = data, grad
+                x.requires_grad_(wanted)
+                if not torch.equal(data, value):
+                    data.copy_(value)
+                if grad is not None and kept is not None:
+                    grad.copy_(kept)
+            for owner, name, buffer, before in buffers:
+                owner._buffers[name] = buffer.copy_(before)
+        for module, training in modes:
+            module.training = training
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
