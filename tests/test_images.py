@@ -1,13 +1,14 @@
-"""The IDX reader on files made by hand, and on the real sets where they lie on this machine."""
+"""The readers on files made by hand, and on the real sets where they lie on this machine."""
 
 import gzip
+import lzma
 import os
 import struct
 
 import pytest
 import torch
 
-from tether.data import fashion_mnist, mnist
+from tether.data import cifar10, fashion_mnist, mnist, sst2
 
 
 def write(path, numbers, shape):
@@ -53,3 +54,60 @@ def test_the_real_sets(load, mean):
     assert abs(images.double().mean() / 255 - mean) < 1e-4
     assert labels.bincount().sum() == 60_000
     assert load(train=False)[0].shape == (10_000, 28, 28)
+
+
+@pytest.mark.parametrize("pack", [lzma.compress, bytes], ids=["xz", "bin"])
+def test_colour_batches_made_by_hand(tmp_path, pack):
+    suffix = ".bin.xz" if pack is lzma.compress else ".bin"
+    (tmp_path / "cifar10").mkdir()
+    for i in (1, 2):  # label i; red 10 i, but its second row 7; green 20 i, blue 30 i
+        planes = bytes([10 * i] * 32 + [7] * 32 + [10 * i] * 960 + [20 * i] * 1024 + [30 * i] * 1024)
+        (tmp_path / "cifar10" / f"data_batch_{i}{suffix}").write_bytes(pack(bytes([i]) + planes))
+    images, labels = cifar10(root=tmp_path)
+    assert images.dtype == torch.uint8
+    assert images.shape == (2, 3, 32, 32)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [1, 2]
+    assert images[1, :, 0, 0].tolist() == [20, 40, 60]
+    assert images[0, 0, :3, 5].tolist() == [10, 7, 10]
+    with pytest.raises(FileNotFoundError, match=r"test_batch\*\.bin is missing.*cs\.toronto\.edu"):
+        cifar10(train=False, root=tmp_path)
+    (tmp_path / "cifar10" / "test_batch.bin").write_bytes(bytes(3072))
+    with pytest.raises(ValueError, match="3072 bytes are no whole number of rows of 3073"):
+        cifar10(train=False, root=tmp_path)
+
+
+def test_sentences_made_by_hand(tmp_path):
+    folder = tmp_path / "sst2"
+    folder.mkdir()
+    (folder / "train.tsv.gz").write_bytes(
+        gzip.compress('sentence\tlabel\n"a fine film \t1\nno , it\x85s dull \t0\n'.encode())
+    )
+    (folder / "test.tsv").write_text("index\tsentence\n0\twho knows\n")
+    sentences, labels = sst2(root=tmp_path)
+    assert sentences == ['"a fine film ', "no , it\x85s dull "]
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [1, 0]
+    assert sst2("test", root=tmp_path)[0] == ["who knows"]
+    assert sst2("test", root=tmp_path)[1].tolist() == [-1]
+    with pytest.raises(FileNotFoundError, match=r"dev\.tsv\.gz is missing.*gluebenchmark"):
+        sst2("dev", root=tmp_path)
+    with pytest.raises(ValueError, match="split='valid' must be one of 'train', 'dev', 'test'"):
+        sst2("valid", root=tmp_path)
+    (folder / "dev.tsv").write_text("a,b\n")
+    with pytest.raises(ValueError, match="begins with 'a,b', not with 'sentence"):
+        sst2("dev", root=tmp_path)
+
+
+@pytest.mark.skipif("TETHER_DATA" not in os.environ, reason="the real sets lie elsewhere")
+def test_the_real_colours_and_sentences():
+    images, labels = cifar10()
+    assert len(images) == len(labels) > 0
+    assert labels.unique().tolist() == list(range(10))
+    means = images[:10_000].double().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(means, torch.tensor([0.4935, 0.4834, 0.4472]).double(), rtol=0, atol=1e-4)
+    assert labels[:10_000].bincount().tolist() == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
+    assert set(cifar10(train=False)[1].bincount().tolist()) <= {500, 1000}
+    assert sst2()[1].bincount().tolist() == [29_780, 37_569]
+    assert sst2("dev")[1].bincount().tolist() == [428, 444]
+    assert len(sst2("test")[0]) == 1_821

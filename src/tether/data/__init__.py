@@ -1,6 +1,7 @@
 """Data sets of the experiments."""
 
-from tether.data.images import fashion_mnist, mnist
+from tether.data.images import cifar10, fashion_mnist, mnist
 from tether.data.planar import spiral, trig
+from tether.data.sentences import sst2
 
-__all__ = ["fashion_mnist", "mnist", "spiral", "trig"]
+__all__ = ["cifar10", "fashion_mnist", "mnist", "spiral", "sst2", "trig"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import math
 import os
 import struct
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-__all__ = ["fashion_mnist", "folder", "mnist"]
+__all__ = ["cifar10", "fashion_mnist", "folder", "mnist"]
 
 KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -31,6 +32,22 @@ def fashion_mnist(train: bool = True, root: str | Path | None = None) -> tuple[t
     return _pair("fashion-mnist", train, root)
 
 
+def cifar10(train: bool = True, root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """CIFAR-10: 3 × 32 × 32 colour images as bytes, and their labels, from the binary batches in ``cifar10/``.
+
+    All the ``data_batch_*.bin`` that are there, or all the ``test_batch*.bin``; each may be packed as ``.bin.xz``.
+    """
+    path, start = folder("cifar10", root), "data_batch_" if train else "test_batch"
+    files = {file.name.removesuffix(".xz"): file for file in sorted(path.glob(f"{start}*.bin*"), reverse=True)}
+    if not files:
+        raise FileNotFoundError(
+            f"{path / start}*.bin is missing, and so is .bin.xz: put the batches of CIFAR-10's binary version there "
+            "(cs.toronto.edu/~kriz/cifar.html)"
+        )
+    rows = np.concatenate([_batch(files[name]) for name in sorted(files)])
+    return torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32)), torch.from_numpy(rows[:, 0].astype(np.int64))
+
+
 def folder(name: str, root: str | Path | None = None) -> Path:
     """Where a data set lies, or an error that says how to say so."""
     base = root if root is not None else os.environ.get("TETHER_DATA")
@@ -46,6 +63,14 @@ def _pair(name: str, train: bool, root: str | Path | None) -> tuple[torch.Tensor
     path, part = folder(name, root), "train" if train else "t10k"
     images, labels = _idx(path / f"{part}-images-idx3-ubyte.gz"), _idx(path / f"{part}-labels-idx1-ubyte.gz")
     return images, labels.long()
+
+
+def _batch(path: Path) -> np.ndarray:
+    """Rows of 3073 bytes: the label, then the red, green and blue planes, row by row."""
+    content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    if not content or len(content) % 3073:
+        raise ValueError(f"{path} is no batch of CIFAR-10: {len(content)} bytes are no whole number of rows of 3073")
+    return np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
 
 
 def _idx(path: Path) -> torch.Tensor:
