@@ -1,0 +1,74 @@
+"""A measure of replicas is a list, with the measure of each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from torch import nn
+
+from tether.replicas import Replicas
+
+__all__ = ["Measure", "each"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Measure(Protocol[P, R]):
+    """A function of a model, or of replicas."""
+
+    @overload
+    def __call__(self, model: Replicas, *args: P.args, **kwargs: P.kwargs) -> list[R]: ...
+    @overload
+    def __call__(self, model: nn.Module, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P, R]]:
+    """Let a function of a plain module take a `tether.Replicas` too, and answer with a list: one result per replica.
+
+    >>> @each()
+    ... def largest(model, data=None):
+    ...     return max(x.abs().max().item() for x in model.parameters())
+    >>> len(largest(Replicas(lambda: nn.Linear(2, 1), n=3)))
+    3
+
+    Args:
+        states: names of the arguments that are state dicts. One of the replicas together, with the replica as first
+            axis of every tensor, is sliced; one of a single network goes to all.
+    """
+
+    def decorate(measure: Callable[Concatenate[Any, P], R]) -> Measure[P, R]:
+        signature = inspect.signature(measure)
+        alone: Callable[..., R] = measure
+
+        @wraps(measure)
+        def measured(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(model, Replicas):
+                return alone(model, *args, **kwargs)
+            given = signature.bind(model, *args, **kwargs).arguments
+            name = next(iter(given))
+            # what runs dry is read once, for all
+            shared = {key: list(x) if isinstance(x, Iterator) else x for key, x in given.items() if key != name}
+            extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+            shared.update(shared.pop(extra, {}))
+            results = []
+            for i, one in enumerate(model):
+                mine = {key: _slice(shared[key], i, one) for key in states if key in shared}
+                results.append(alone(one, **{**shared, **mine}))
+            return results
+
+        return measured
+
+    return decorate
+
+
+def _slice(state: Any, i: int, one: nn.Module) -> Any:
+    """Replica i of a state dict that holds all; others as they are."""
+    alone = one.state_dict()
+    if not isinstance(state, Mapping) or state.keys() != alone.keys():
+        return state
+    stacked = [x.shape[1:] == alone[name].shape and x.dim() > alone[name].dim() for name, x in state.items()]
+    return {name: x[i] for name, x in state.items()} if stacked and all(stacked) else state

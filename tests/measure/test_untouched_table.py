@@ -1,0 +1,74 @@
+"""No measure leaves a trace: parameters, buffers, modes, gradients and random states stay as they were."""
+
+import hashlib
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tether import measure
+
+# name of the measure, and a call of it on a network of two classes with 3 inputs and a pair (inputs, targets).
+CASES = [
+    ("path_norm", lambda net, data: measure.path_norm(net[0])),
+]
+
+
+def network():
+    """BatchNorm and dropout, some of it in training mode, some frozen, with gradients."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2))
+    x, y = torch.randn(12, 3), torch.arange(12) % 2
+    nn.functional.cross_entropy(net(x), y).backward()
+    net[1].eval()
+    net[4].bias.requires_grad_(False)
+    return net, (x, y)
+
+
+def trace(net, data):
+    """A hash of everything that a measure might change."""
+    tensors = [*net.state_dict(keep_vars=True).values()]
+    grads = [None if x.grad is None else (id(x.grad), x.grad.numpy().tobytes()) for x in net.parameters()]
+    parts = (
+        [(id(x), x.data_ptr(), x.requires_grad, x.detach().numpy().tobytes()) for x in (*tensors, *data)],
+        grads,
+        [module.training for module in net.modules()],
+        [list(module._forward_hooks) + list(module._forward_pre_hooks) for module in net.modules()],
+        [list(vars(module)) for module in net.modules()],
+        torch.get_rng_state().numpy().tobytes(),
+        pickle.dumps(np.random.get_state()),
+        random.getstate(),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+    )
+    return hashlib.sha256(pickle.dumps(parts)).hexdigest()
+
+
+@pytest.mark.parametrize(("name", "call"), CASES, ids=[name for name, _ in CASES])
+def test_nothing_is_left_behind(name, call):
+    net, data = network()
+    before = trace(net, data)
+    call(net, data)
+    assert trace(net, data) == before
+
+
+def test_the_trace_sees_every_change():
+    net, data = network()
+    seen = {trace(net, data)}
+    for change in (
+        lambda: net[1].running_mean.add_(1),
+        lambda: net[0].weight.grad.mul_(2),
+        lambda: net[1].train(),
+        lambda: net[4].bias.requires_grad_(True),
+        lambda: torch.rand(1),
+        lambda: random.random(),
+        lambda: np.random.rand(),
+        lambda: data[0].add_(1),
+    ):
+        change()
+        seen.add(trace(net, data))
+    assert len(seen) == 9
