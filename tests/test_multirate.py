@@ -316,64 +316,6 @@ def test_hybrids_that_are_refused():
         tether.Multirate({"all": sgd, "head": torch.optim.SGD(model[4].parameters(), lr=0.1)})
 
 
-# random subsets
-
-
-def test_a_subset_sleeps_for_k_steps_and_wakes_with_a_long_one():
-    weight = nn.Linear(30, 20, bias=False).double()
-    start, k, h = weight.weight.detach().clone(), 3, 0.1
-    opt = methods.random_subset(weight, lr=h, k=k, probabilities={"weight": 0.4}, seed=7)
-    θ = start.clone()
-    for cycle in range(3):
-        asleep = weight.weight.detach() == 0
-        assert abs(float(asleep.double().mean()) - 0.4) < 4 * math.sqrt(0.24 / 600)
-        for _ in range(k):
-            assert torch.equal(weight.weight.detach() == 0, asleep)
-            weight.weight.grad = torch.full_like(θ, 0.5 + cycle)
-            opt.step()
-            θ = torch.where(asleep, θ, θ - h * (0.5 + cycle))
-        torch.testing.assert_close(weight.weight.detach(), θ)  # all awake
-        weight.weight.grad = torch.full_like(θ, 2.0)
-        opt.step()
-        θ = θ - torch.where(asleep, h * k, h) * 2.0
-        now = weight.weight.detach() == 0
-        torch.testing.assert_close(weight.weight.detach(), torch.where(now, 0.0, θ))
-        assert not torch.equal(now, asleep)
-
-
-def test_sleep_is_resumed_exactly():
-    def run(model, opt, steps):
-        for _ in range(steps):
-            opt.zero_grad()
-            model(torch.ones(3, 4)).square().sum().backward()
-            opt.step()
-
-    model = small()
-    opt = methods.random_subset(model, lr=0.01, k=4)
-    run(model, opt, 6)
-    state, weights = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
-    twin = small()
-    other = methods.random_subset(twin, lr=0.01, k=4)
-    other.load_state_dict(state)
-    twin.load_state_dict(weights)
-    run(model, opt, 7)
-    run(twin, other, 7)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
-
-
-def test_a_skipped_step_or_one_of_length_zero_wakes_nobody():
-    weight = nn.Linear(30, 20, bias=False)
-    opt = methods.random_subset(weight, lr=0.1, k=1, probabilities={"weight": 0.4}, on_nonfinite="skip")
-    asleep = weight.weight.detach() == 0
-    weight.weight.grad = torch.full_like(weight.weight, math.nan)
-    opt.step()
-    assert torch.equal(weight.weight.detach() == 0, asleep)
-    weight.weight.grad = torch.ones_like(weight.weight)
-    opt.param_groups[0]["lr"] = 0.0
-    opt.step()
-    assert torch.equal(weight.weight.detach() == 0, asleep)
-
-
 def test_a_slow_part_on_a_surface_is_looked_at_between_its_steps():
     model = small()
     parts = [tether.Part("0.weight", on=tether.Orthogonal(), every=2), tether.Part("*")]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tether.multirate import RandomSubset, set_clocks
+from tether.multirate import set_clocks
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.path import Path
@@ -385,6 +385,7 @@ def random_subset(
     lr: float = 0.1,
     k: int = 5,
     probabilities: Mapping[str, float] | None = None,
+    momentum: float = 0.0,
     **options: Any,
 ) -> Optimizer:
     """SGD with random subsets of the weights asleep for k steps (5.5.1).
@@ -392,10 +393,16 @@ def random_subset(
     `probabilities` are by glob on parameter names; without them 0.8 for the first weight matrix and 0.5 for the others,
     as in Figure 5.7.
     """
+    named = list(model.named_parameters())
+    dims = 1 + isinstance(model, Replicas)
     if probabilities is None:
-        weights = [name for name, param in model.named_parameters() if param.dim() > 1]
+        weights = [name for name, param in named if param.dim() > dims]
         probabilities = {glob.escape(name): 0.5 if i else 0.8 for i, name in enumerate(weights)}
-    return RandomSubset(model, lr, k, probabilities, **options)
+    parts = [Part(where, asleep=share, nap=k) for where, share in probabilities.items()]
+    if not all(any(matches(name, part.where) for part in parts) for name, _ in named):
+        parts.append(Part("*"))
+    word, friction = ("MS", _friction(momentum)) if momentum else ("X", 1.0)
+    return Optimizer(model, parts, lr=lr, word=word, friction=friction, **options)
 
 
 @cites(PATHS)

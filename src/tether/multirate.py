@@ -15,11 +15,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from tether.noise import Normals
 from tether.optimizer import Clock, Optimizer
-from tether.part import matches
 
-__all__ = ["Multirate", "RandomSubset", "set_clocks"]
+__all__ = ["Multirate", "set_clocks"]
 
 CHOICES = ("train", "eval", "frozen")
 
@@ -203,68 +201,3 @@ class Multirate(torch.optim.Optimizer):
 
 def _params(opt: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [param for group in opt.param_groups for param in group["params"]]
-
-
-class RandomSubset(Optimizer):
-    """SGD in which a random subset of the weights sleeps for k steps (5.5.1).
-
-    For k steps the subset is 0 and the others move with h; then it is woken, all move together once, the subset with
-    h·k, and another one is put to sleep. Which weights sleep is named by (seed, cycle, parameter), as noise is.
-    """
-
-    def __init__(self, model: nn.Module, lr: float, k: int, probabilities: Mapping[str, float], **options: Any) -> None:
-        if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k={k!r} must be a whole number of steps, 1 or more, e.g. k=5")
-        for where, share in probabilities.items():
-            if not 0 <= share < 1:
-                raise ValueError(f"probabilities={{{where!r}: {share!r}}}: a probability is at least 0 and below 1")
-            if not any(matches(name, where) for name, _ in model.named_parameters()):
-                raise ValueError(f"probabilities: {where!r} matches no parameter")
-        super().__init__(model, lr=lr, word="X", **options)
-        self.k, self.shares = k, {}
-        self._masks: tuple[int, dict[str, torch.Tensor]] = (-1, {})
-        for name, param in model.named_parameters():
-            share = next((s for where, s in probabilities.items() if matches(name, where)), 0.0)
-            if share:
-                self.shares[name] = (param, share)
-        self._sleep()
-
-    def _asleep(self) -> dict[str, torch.Tensor]:
-        """Which weights sleep in this cycle."""
-        seed, cycle = self.param_groups[0]["seed"], self.param_groups[0]["step"] // (self.k + 1)
-        if self._masks[0] == cycle:
-            return self._masks[1]
-        masks = {}
-        for name, (param, share) in self.shares.items():
-            size = param.numel()
-            normals = Normals([f"sleep/{name}"], [size], [0], size, torch.float64, torch.device("cpu"))
-            masks[name] = (torch.special.ndtr(normals.draw(seed, cycle, 0)) < share).view(param.shape).to(param.device)
-        self._masks = (cycle, masks)
-        return masks
-
-    @torch.no_grad()
-    def _sleep(self) -> None:
-        for name, mask in self._asleep().items():
-            param = self.shares[name][0]
-            self.state[param]["held"] = param.detach().clone()
-            param[mask] = 0.0
-
-    @torch.no_grad()
-    def _step_at_once(self, words: Any, sizes: Any) -> None:
-        step = self.param_groups[0]["step"]
-        phase, masks = step % (self.k + 1), self._asleep()
-        before = {name: param.detach().clone() for name, (param, _) in self.shares.items()}
-        super()._step_at_once(words, sizes)
-        if self.param_groups[0]["step"] == step:  # skipped, or lr = 0: nothing has moved
-            return
-        for name, (param, _) in self.shares.items():
-            mask = masks[name]
-            if phase < self.k:
-                param[mask] = before[name][mask] if phase < self.k - 1 else self.state[param]["held"][mask]
-            else:
-                param[mask] += (self.k - 1) * (param - before[name])[mask]
-        if phase == self.k:
-            self._sleep()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "k": self.k, "shares": self.shares, "_masks": (-1, {})}

@@ -16,6 +16,7 @@ from tether.motion import Lanes, Motion
 from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
 from tether.path import Path
 from tether.replicas import Replicas
+from tether.sleep import Sleep
 from tether.surfaces import Free, Surface
 from tether.table import table
 from tether.words import Word, parse
@@ -105,6 +106,7 @@ class Optimizer(torch.optim.Optimizer):
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
         self._metrics: list[Path | None] = []
+        self._sleeps: list[Sleep | None] = []
         self._model = params if isinstance(params, torch.nn.Module) else None
         self._numbers: dict[int, Any] = {}
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
@@ -113,6 +115,9 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError("some part must move at every step: leave every=1 for the fastest")
         placed, self._placed = self._placed, None
         write(placed)
+        with torch.no_grad():
+            for group, sleep in self._beds():
+                sleep.lie_down(group, self.state)
         if not any(self._metrics):
             self._model = None  # nobody asks for it
 
@@ -199,6 +204,15 @@ class Optimizer(torch.optim.Optimizer):
         self._surfaces.append(surface)
         self._metrics.append(metric)
         self._motions.append(None)
+        self._sleeps.append(Sleep(list(names.values()), list(names), self._lanes) if added["asleep"] else None)
+        if self._placed is None and added["asleep"]:
+            with torch.no_grad():
+                self._beds()[-1][1].lie_down(added, self.state, added["step"] // (added["nap"] + 1))
+
+    def _beds(self) -> list[tuple[dict[str, Any], Sleep]]:
+        """The parts in which some weights sleep."""
+        rows = zip(self.param_groups, self._sleeps, strict=True)
+        return [(group, sleep) for group, sleep in rows if sleep is not None]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
@@ -226,6 +240,8 @@ class Optimizer(torch.optim.Optimizer):
         rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not _zero(row[3]["lr"])]
         held = self._hold_back() if self._resting else None
         scales = self._scales() if self._model is not None else None
+        beds = self._beds() if rows and any(self._sleeps) else []
+        asleep = [(group, sleep, sleep.before(group, self.state)) for group, sleep in beds]
         # What may fail goes first and writes last, so that a step is done as a whole or not at all.
         for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible) if len(rows) > 1 else rows:
             beats = word.program
@@ -241,6 +257,8 @@ class Optimizer(torch.optim.Optimizer):
             motion.finish()
             if "ξ" in word.needs:
                 group["thermostat"] = motion.scalars["ξ"]
+        for group, sleep, values in asleep:
+            sleep.after(group, self.state, values)
         if held is not None:
             self._put_back(held)
         self._count_step(sizes)
@@ -577,7 +595,12 @@ class Optimizer(torch.optim.Optimizer):
                         f"{name!r} has shape {tuple(param.shape)} and so a momentum of shape {expected}, but the one "
                         f"in the checkpoint has {tuple(momentum.shape)}: this is the checkpoint of another model"
                     )
-        super().load_state_dict(state_dict)
+        with torch.no_grad():
+            for group, sleep in self._beds():
+                sleep.rise(group, self.state)
+            super().load_state_dict(state_dict)
+            for group, sleep in self._beds():
+                sleep.fall_asleep_again(group)
         self._set_clock()
         self._motions = [None] * len(self.param_groups)
         # torch casts state to the parameter's dtype, too coarse on a surface for half precision, and does not copy it.
@@ -594,6 +617,7 @@ class Optimizer(torch.optim.Optimizer):
             "_on_nonfinite",
             "_surfaces",
             "_metrics",
+            "_sleeps",
             "_model",
             "clock",
             "_batch_dims",

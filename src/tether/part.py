@@ -23,6 +23,8 @@ Named = list[tuple[str, torch.Tensor]]
 
 NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
 
+SLEEPY = ("X", "MS")  # words that move by a multiple of h
+
 DEFAULTS: dict[str, Any] = {
     "word": "X",
     "on": Free(),
@@ -36,6 +38,8 @@ DEFAULTS: dict[str, Any] = {
     "every": 1,
     "drift": True,
     "metric": None,
+    "asleep": 0.0,
+    "nap": 5,
 }
 
 
@@ -61,6 +65,8 @@ class Part:
         every: how many steps of the optimizer are one of this part; in between no gradient of it is computed.
         metric: how distance is measured, e.g. ``tether.Path()`` (Path-SGD); None is as the parameters are.
         drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
+        asleep: share of the weights, chosen anew each time, that is 0 for `nap` steps and then moves once with h·nap.
+        nap: for how many steps.
     """
 
     where: str = "*"
@@ -77,6 +83,8 @@ class Part:
     every: int | None = None
     drift: bool | None = None
     metric: Path | None = None
+    asleep: float | None = None
+    nap: int | None = None
 
     def row(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The part as a torch param group without its parameters: every field filled in and checked."""
@@ -125,6 +133,17 @@ def check(row: Mapping[str, Any]) -> None:
             raise TypeError(f"{where}: {name}={row[name]!r} must be True or False")
     if not isinstance(row["every"], int) or isinstance(row["every"], bool) or row["every"] < 1:
         raise ValueError(f"{where}: every={row['every']!r} must be a whole number of steps, 1 or more, e.g. every=5")
+    if not isinstance(row["nap"], int) or isinstance(row["nap"], bool) or row["nap"] < 1:
+        raise ValueError(f"{where}: nap={row['nap']!r} must be a whole number of steps, 1 or more, e.g. nap=5")
+    if not isinstance(row["asleep"], int | float) or not 0 <= row["asleep"] < 1:
+        raise ValueError(f"{where}: asleep={row['asleep']!r} must be a share of the weights, at least 0 and below 1")
+    if row["asleep"]:
+        noisy = torch.as_tensor(row["temperature"]).any()
+        if row["word"] not in SLEEPY or noisy or row["every"] > 1 or row["metric"] or isinstance(row["on"], Surface):
+            raise ValueError(
+                f"{where}: asleep={row['asleep']} goes with the words {' and '.join(SLEEPY)} alone, at temperature 0, "
+                "with every=1 and neither surface nor metric"
+            )
     if row["every"] > 1 and parse(row["word"]).needs_closure:
         raise ValueError(f"{where}: the word {row['word']!r} takes several gradients per step: it must have every=1")
 

@@ -19,6 +19,7 @@ COLUMNS = (
     ("thermostat", "thermostat", "ξ"),
     ("weight decay", "weight_decay", "g"),
 )
+CLOCKS = ("metric", "every", "asleep")
 
 
 def table(
@@ -30,14 +31,23 @@ def table(
     replicas: int = 0,
 ) -> str:
     """One line per part; a dot where a field does not enter the part's word."""
-    rows = [["part", "parameters", "word", "on", *(column for column, _, _ in COLUMNS)]]
+    rows = [["part", "parameters", "word", "on", *(column for column, _, _ in COLUMNS), *CLOCKS]]
     for label, group in zip(labels, groups, strict=True):
         needs = parse(group["word"]).needs
         numbers = [_number(group[field]) if symbol in needs else "·" for _, field, symbol in COLUMNS]
         on = "·" if group["on"] == "Free()" else group["on"]
         label = label if len(label) <= 32 or "|" not in label else f"{label.split('|')[0]}|…|{label.split('|')[-1]}"
         rows.append(
-            [label, f"{sum(p.numel() for p in group['params']) // max(replicas, 1):,}", group["word"], on, *numbers]
+            [
+                label,
+                f"{sum(p.numel() for p in group['params']) // max(replicas, 1):,}",
+                group["word"],
+                on,
+                *numbers,
+                group["metric"] or "·",
+                _every(group, needs),
+                f"{group['asleep']:g} for {group['nap']}" if group["asleep"] else "·",
+            ]
         )
     used = [i for i in range(len(rows[0])) if i < 3 or any(row[i] not in ("·", "0") for row in rows[1:])]
     widths = [max(len(row[i]) for row in rows) for i in used]
@@ -58,6 +68,12 @@ def table(
 
         lines.append(f"{method}: {citation(method)}")
     return "\n".join(lines)
+
+
+def _every(group: Mapping[str, Any], needs: frozenset[str]) -> str:
+    if group["every"] == 1:
+        return "·"
+    return f"{group['every']}, drifting" if group["drift"] and "p" in needs else str(group["every"])
 
 
 def _number(value: Any) -> str:

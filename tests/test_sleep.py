@@ -1,0 +1,166 @@
+"""Random subsets asleep (5.5.1), against the lines of the method written out."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import tether
+from tether import methods
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def test_a_subset_sleeps_for_k_steps_and_wakes_with_a_long_one():
+    weight = nn.Linear(30, 20, bias=False).double()
+    start, k, h = weight.weight.detach().clone(), 3, 0.1
+    opt = methods.random_subset(weight, lr=h, k=k, probabilities={"weight": 0.4}, seed=7)
+    θ = start.clone()
+    for cycle in range(3):
+        asleep = weight.weight.detach() == 0
+        assert abs(float(asleep.double().mean()) - 0.4) < 4 * math.sqrt(0.24 / 600)
+        for _ in range(k):
+            assert torch.equal(weight.weight.detach() == 0, asleep)
+            weight.weight.grad = torch.full_like(θ, 0.5 + cycle)
+            opt.step()
+            θ = torch.where(asleep, θ, θ - h * (0.5 + cycle))
+        torch.testing.assert_close(weight.weight.detach(), θ)  # all awake
+        weight.weight.grad = torch.full_like(θ, 2.0)
+        opt.step()
+        θ = θ - torch.where(asleep, h * k, h) * 2.0
+        now = weight.weight.detach() == 0
+        torch.testing.assert_close(weight.weight.detach(), torch.where(now, 0.0, θ))
+        assert not torch.equal(now, asleep)
+
+
+def test_sleep_is_resumed_exactly():
+    def run(model, opt, steps):
+        for _ in range(steps):
+            opt.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            opt.step()
+
+    model = small()
+    opt = methods.random_subset(model, lr=0.01, k=4)
+    run(model, opt, 6)
+    state, weights = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
+    twin = small()
+    other = methods.random_subset(twin, lr=0.01, k=4)
+    other.load_state_dict(state)
+    twin.load_state_dict(weights)
+    run(model, opt, 7)
+    run(twin, other, 7)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_a_skipped_step_or_one_of_length_zero_wakes_nobody():
+    weight = nn.Linear(30, 20, bias=False)
+    opt = methods.random_subset(weight, lr=0.1, k=1, probabilities={"weight": 0.4}, on_nonfinite="skip")
+    asleep = weight.weight.detach() == 0
+    weight.weight.grad = torch.full_like(weight.weight, math.nan)
+    opt.step()
+    assert torch.equal(weight.weight.detach() == 0, asleep)
+    weight.weight.grad = torch.ones_like(weight.weight)
+    opt.param_groups[0]["lr"] = 0.0
+    opt.step()
+    assert torch.equal(weight.weight.detach() == 0, asleep)
+
+
+def test_momenta_of_sleepers_rest_with_them():
+    weight = nn.Linear(30, 20, bias=False).double()
+    θ, k, h, μ = weight.weight.detach().clone(), 2, 0.1, 0.9
+    opt = methods.random_subset(weight, lr=h, k=k, probabilities={"weight": 0.4}, momentum=μ)
+    p = torch.zeros_like(θ)
+    for _ in range(2):
+        asleep = weight.weight.detach() == 0
+        for step in range(k + 1):
+            awake = ~asleep if step < k else torch.ones_like(asleep)
+            g = torch.randn_like(θ)
+            weight.weight.grad = g
+            opt.step()
+            p = torch.where(awake, μ * p + g, p)
+            θ = torch.where(awake, θ - torch.where(asleep, h * k, h) * p, θ)
+        held = opt.state[weight.weight]["held"]
+        torch.testing.assert_close(held, θ)
+
+
+def test_a_replica_sleeps_as_it_would_alone():
+    ens = tether.Replicas(small, n=3, seed=1)
+    alone = ens[1]
+    x = torch.randn(6, 4)
+
+    def run(model, total):
+        opt = methods.random_subset(model, lr=0.05, k=2)
+        for _ in range(8):
+            opt.zero_grad()
+            total(model(x)).backward()
+            opt.step()
+
+    start = copy.deepcopy(alone.state_dict())
+    run(ens, lambda out: out.square().mean((1, 2)).sum())
+    alone.load_state_dict(start)
+    run(alone, lambda out: out.square().mean())
+    for a, b in zip(ens[1].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("weights", ["before the optimizer", "between", "after its state"])
+@pytest.mark.parametrize("steps", [2, 4, 6])  # asleep in the first cycle, just before waking, in the second
+def test_weights_may_be_loaded_at_any_time(weights, steps):
+    def run(model, opt, n):
+        for _ in range(n):
+            opt.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            opt.step()
+
+    model = small()
+    opt = methods.random_subset(model, lr=0.01, k=4)
+    run(model, opt, steps)
+    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())
+    twin = small()
+    if weights == "before the optimizer":
+        twin.load_state_dict(saved)
+    other = methods.random_subset(twin, lr=0.01, k=4)
+    if weights == "between":
+        twin.load_state_dict(saved)
+    other.load_state_dict(state)
+    if weights == "after its state":
+        twin.load_state_dict(saved)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    run(model, opt, 7)
+    run(twin, other, 7)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_frozen_weights_do_not_sleep_and_the_table_says_who_does():
+    model = small()
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    opt = tether.Optimizer(model, [tether.Part("*.weight", asleep=0.5, nap=3), tether.Part("*")], lr=0.1)
+    assert torch.equal(model[0].weight, before)
+    assert (model[2].weight == 0).any()
+    assert "0.5 for 3" in opt.describe()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"asleep": 1.0},
+        {"asleep": -0.1},
+        {"asleep": 0.5, "nap": 0},
+        {"asleep": 0.5, "word": "OBA"},
+        {"asleep": 0.5, "temperature": 1e-4},
+        {"asleep": 0.5, "on": tether.Circle(1.0)},
+    ],
+)
+def test_what_cannot_sleep_is_refused_before_anything_changes(fields):
+    model = small()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"asleep=|nap="):
+        tether.Optimizer(model, [tether.Part("*.weight", asleep=0.5), tether.Part("*", **fields)], lr=0.1)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
