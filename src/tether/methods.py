@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tether.multirate import set_clocks
+from tether.multirate import one_clock, set_clocks
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.path import Path
@@ -363,10 +363,12 @@ def multirate_sgd(
     """Multirate SGD with momentum (Algorithms 5.1 to 5.3): `fast` every step with h/k, the rest every k steps with h.
 
     Between its steps no gradient of the slow part is computed. `drift` spreads its step over them (5.1) instead of
-    taking it at once (5.2). `batchnorm` and `slow_eval` are explained in `tether.multirate.set_clocks`.
+    taking it at once (5.2). `batchnorm` and `slow_eval` are explained in `tether.multirate.set_clocks`. Tied weights
+    move once; `fast` must match all of their names or none.
     """
     if not isinstance(k, int) or k < 1:
         raise ValueError(f"k={k!r} must be a whole number of fast steps, 1 or more, e.g. k=5")
+    one_clock(model, fast)
     friction = _friction(momentum)
     decay = weight_decay if slow_weight_decay is None else slow_weight_decay
     parts = [

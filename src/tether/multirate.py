@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from tether.optimizer import Clock, Optimizer
+from tether.part import matches
 
 __all__ = ["Multirate", "set_clocks"]
 
@@ -46,6 +47,18 @@ def set_clocks(model: nn.Module, opt: Optimizer, batchnorm: str = "train", slow_
     model.register_forward_pre_hook(
         _Modes(opt.clock, periods, set(fast), momenta, batchnorm, slow_eval), with_kwargs=True
     )
+
+
+def one_clock(model: nn.Module, fast: str) -> None:
+    """Refuse tied weights that are fast by one of their names and slow by another: one tensor has one clock."""
+    first: dict[int, str] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(param), name)
+        if matches(name, fast) != matches(known, fast):
+            raise ValueError(
+                f"{known!r} and {name!r} are one tensor, but fast={fast!r} matches only one of the names: "
+                f"match both, fast={fast + '|' + (known if matches(name, fast) else name)!r}, or neither"
+            )
 
 
 class _Modes:
