@@ -4,7 +4,7 @@ A training method is a table of parts; a part says which parameters move and by 
 letters.
 """
 
-from tether import data, letters, measure, methods, noise, replicas, surfaces, words
+from tether import data, hamiltonian, letters, measure, methods, noise, replicas, surfaces, words
 from tether.constrain import constrain, decay_groups, orthogonal_penalty
 from tether.multirate import Multirate
 from tether.optimizer import NonFiniteGradient, Optimizer
@@ -34,6 +34,7 @@ __all__ = [
     "constrain",
     "data",
     "decay_groups",
+    "hamiltonian",
     "letters",
     "measure",
     "methods",
