@@ -13,6 +13,16 @@ from tether import measure
 
 # name of the measure, and a call of it on a network of two classes with 3 inputs and a pair (inputs, targets).
 CASES = [
+    ("linear_path", lambda net, data: measure.linear_path(net, start_of(net), net.state_dict(), data, 3)),
+    (
+        "linear_path, whole",
+        lambda net, data: measure.linear_path(net, start_of(net), net.state_dict(), data, 3, fast=False),
+    ),
+    (
+        "linear_path, recalibrated",
+        lambda net, data: measure.linear_path(net, start_of(net), net.state_dict(), data, 3, batchnorm="recalibrate"),
+    ),
+    ("layer_paths", lambda net, data: measure.layer_paths(net, start_of(net), net.state_dict(), data, 3)),
     ("path_norm", lambda net, data: measure.path_norm(net[0])),
 ]
 
@@ -26,6 +36,11 @@ def network():
     net[1].eval()
     net[4].bias.requires_grad_(False)
     return net, (x, y)
+
+
+def start_of(net):
+    """Another state of the network."""
+    return {name: x + 1 for name, x in net.state_dict().items()}
 
 
 def trace(net, data):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-__all__ = ["Batch", "Loss", "batches", "loss_of", "mean_loss", "outputs"]
+__all__ = ["Batch", "Loss", "batches", "loss_in", "loss_of", "mean_loss", "outputs"]
 
 Loss = Callable[[Any, Any], torch.Tensor]
 TARGETS = ("labels", "label")
@@ -102,7 +102,11 @@ def outputs(answer: Any) -> torch.Tensor:
 
 def loss_of(call: Callable[..., Any], batch: Batch, loss: Loss | None = None) -> torch.Tensor:
     """Mean loss of a batch: by `loss`, else by the model's own (``.loss`` of its output), else cross-entropy."""
-    answer = call(*batch.args, **batch.kwargs)
+    return loss_in(call(*batch.args, **batch.kwargs), batch, loss)
+
+
+def loss_in(answer: Any, batch: Batch, loss: Loss | None = None) -> torch.Tensor:
+    """As `loss_of`, of an answer that the model has given already."""
     if loss is None:
         own = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
         if isinstance(own, torch.Tensor):

@@ -1,0 +1,241 @@
+"""Losses of a network at many states that are mixtures of a few, at the cost of what differs between them.
+
+In a chain of layers everything before the first one that moves is computed once. If that one is affine, so are its
+outputs in its parameters, Σ_j w_j (W_j x + b_j): they are computed once for each of the few states and mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils._pytree import tree_map
+
+from tether.measure.batches import Batch, Loss, batches, loss_in, outputs
+from tether.measure.states import State, mix, statistics
+from tether.measure.untouched import untouched
+
+__all__ = ["CHUNK", "Found", "evaluate"]
+
+CHUNK = 512  # rows: activations of a few hundred units then stay in the cache
+ROOM = 2**28  # bytes of mixed tensors that may be kept from one batch to the next
+AFFINE = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+
+
+class Found(NamedTuple):
+    """A number for each state."""
+
+    losses: torch.Tensor
+    accuracies: torch.Tensor | None
+
+
+class Stage(NamedTuple):
+    """A module of the chain, and where its tensors are in the state."""
+
+    module: nn.Module
+    names: dict[str, str]
+
+
+def evaluate(
+    model: nn.Module,
+    states: Sequence[State],
+    weights: Sequence[Sequence[float]],
+    data: Any,
+    loss: Loss | None = None,
+    *,
+    chunk: int | None = CHUNK,
+    recalibrate: Any = None,
+    fast: bool = True,
+) -> Found:
+    """Mean losses at the states Σ_j w_j θ_j with Σ_j w_j = 1; every batch is read once, for all of them.
+
+    Args:
+        model: in eval mode while it is measured, and left as it was.
+        states: the θ_j.
+        weights: rows of one number for each of them, of sum 1.
+        data: as `batches` takes it.
+        loss: a mean over rows.
+        chunk: rows of a pair to take at a time; None takes all.
+        recalibrate: data from which every state gets BatchNorm statistics of its own.
+        fast: False runs the whole model at every state, also where a chain would serve.
+    """
+    with untouched(model), torch.no_grad():
+        extra: list[dict[str, torch.Tensor]] = [{} for _ in weights]
+        if recalibrate is not None:
+            extra = _gather(model, states, weights, batches(recalibrate))
+        stages = (_chain(model) if fast and recalibrate is None else None) or [_stage(model)]
+        return _Walk(stages, states, weights, extra, loss).over(batches(data, chunk))
+
+
+class _Walk:
+    def __init__(
+        self,
+        stages: list[Stage],
+        states: Sequence[State],
+        weights: Sequence[Sequence[float]],
+        extra: list[dict[str, torch.Tensor]],
+        loss: Loss | None,
+    ) -> None:
+        self.states, self.weights, self.extra, self.loss = states, weights, extra, loss
+        self.moving = {name for name, x in states[0].items() if not all(torch.equal(x, s[name]) for s in states[1:])}
+        first = next((k for k, s in enumerate(stages) if self.moving & set(s.names.values())), len(stages))
+        if len(stages) == 1:
+            first = 0
+        self.before, self.rest = stages[:first], stages[first:]
+        self.affine = len(stages) > 1 and bool(self.rest) and type(self.rest[0].module) in AFFINE
+        moved = [s[name] for s in states[:1] for stage in self.rest for name in stage.names.values()]
+        self.keep = len(weights) * sum(x.numel() * x.element_size() for x in moved) <= ROOM
+        self.kept: dict[int, list[dict[str, torch.Tensor]]] = {}
+
+    def over(self, data: Any) -> Found:
+        count, points = 0, len(self.weights)
+        losses, right = [0.0] * points, [0.0] * points
+        judged = True
+        for batch in data:
+            count += batch.rows
+            answer = self.answers(batch)
+            for p in range(points):
+                out = answer(p)
+                losses[p] += float(loss_in(out, batch, self.loss)) * batch.rows
+                hits = _hits(out, batch.targets, self.loss) if judged else None
+                judged = hits is not None
+                right[p] += hits or 0.0
+        found = torch.tensor(losses, dtype=torch.float64) / count
+        return Found(found, torch.tensor(right, dtype=torch.float64) / count if judged else None)
+
+    def answers(self, batch: Batch) -> Callable[[int], Any]:
+        """What the network says at each point, with the common part done."""
+        args, kwargs = batch.args, batch.kwargs
+        if self.before:
+            tensors = [{own: self.states[0][name] for own, name in s.names.items()} for s in self.before]
+            args, kwargs = (_run(self.before, tensors, *_copy((args, kwargs))),), {}
+        if not self.rest:
+            return lambda p: args[0]
+        if not self.affine:
+            return lambda p: _run(self.rest, self.tensors(p), *_copy((args, kwargs)))
+        layer, after = self.rest[0], self.rest[1:]
+        ends = [
+            _call(layer, {own: state[name] for own, name in layer.names.items()}, args, kwargs) for state in self.states
+        ]
+
+        def answer(p: int) -> Any:
+            mixed = mix(ends, self.weights[p])
+            if any(mixed is z for z in ends) and after:
+                mixed = mixed.clone()  # what follows may work in place
+            return _run(after, self.tensors(p)[1:], (mixed,), {})
+
+        return answer
+
+    def tensors(self, p: int) -> list[dict[str, torch.Tensor]]:
+        if p in self.kept:
+            return self.kept[p]
+        mixed: dict[str, torch.Tensor] = {}
+        found = []
+        for k, stage in enumerate(self.rest):
+            skip = self.affine and k == 0
+            found.append({} if skip else {own: self.tensor(name, p, mixed) for own, name in stage.names.items()})
+        if self.keep:
+            self.kept[p] = found
+        return found
+
+    def tensor(self, name: str, p: int, mixed: dict[str, torch.Tensor]) -> torch.Tensor:
+        if name in self.extra[p]:
+            return self.extra[p][name]
+        if name not in self.moving:
+            return self.states[0][name]
+        if name not in mixed:
+            mixed[name] = mix([state[name] for state in self.states], self.weights[p])
+        return mixed[name]
+
+
+def _chain(model: nn.Module) -> list[Stage] | None:
+    """The modules of a Sequential in order, nested ones opened; None for other models, and for those with hooks."""
+    if type(model) is not nn.Sequential or any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+        return None
+    stages: list[Stage] = []
+
+    def open_up(module: nn.Module, place: str) -> None:
+        for name, child in module._modules.items():
+            if type(child) is nn.Sequential:
+                open_up(child, f"{place}{name}.")
+            elif child is not None:
+                stages.append(_stage(child, f"{place}{name}."))
+
+    open_up(model, "")
+    return stages if len(stages) > 1 else None
+
+
+def _stage(module: nn.Module, place: str = "") -> Stage:
+    return Stage(module, {own: place + own for own, x in module.state_dict().items() if isinstance(x, torch.Tensor)})
+
+
+def _call(stage: Stage, tensors: Mapping[str, torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if not tensors:
+        return stage.module(*args, **kwargs)
+    if type(stage.module) is nn.Linear:
+        return functional.linear(args[0], tensors["weight"], tensors.get("bias"))
+    # Every name is given, tied ones too: torch need not look for ties.
+    return functional_call(stage.module, dict(tensors), args, dict(kwargs), tie_weights=False)
+
+
+def _run(
+    stages: Sequence[Stage],
+    tensors: Sequence[Mapping[str, torch.Tensor]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """One stage after the other; the arguments may be overwritten."""
+    for stage, own in zip(stages, tensors, strict=True):
+        fresh = args[0].relu_() if type(stage.module) is nn.ReLU else _call(stage, own, args, kwargs)
+        args, kwargs = (fresh,), {}
+    return args[0]
+
+
+def _copy(tree: Any) -> Any:
+    return tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, tree)
+
+
+def _hits(answer: Any, targets: Any, loss: Loss | None) -> float | None:
+    """How many rows of a classifier's answer are right; None where there are no classes."""
+    if not isinstance(answer, torch.Tensor) and not hasattr(answer, "logits"):
+        return None
+    out = outputs(answer)
+    if not isinstance(targets, torch.Tensor):
+        return None
+    if out.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+        return int((out.argmax(1) == targets).sum())
+    binary = loss is functional.binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss)
+    if binary and out.shape == targets.shape:
+        return float(((out > 0) == (targets > 0.5)).double().mean()) * len(out)
+    return None
+
+
+def _gather(
+    model: nn.Module, states: Sequence[State], weights: Sequence[Sequence[float]], data: Any
+) -> list[dict[str, torch.Tensor]]:
+    """BatchNorm statistics of every state: means over the batches, as BatchNorm itself takes them in training."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    fresh = {name: torch.ones_like if name.endswith("var") else torch.zeros_like for name in statistics(model)}
+    found = [{name: make(states[0][name]) for name, make in fresh.items()} for _ in weights]
+    if not fresh:
+        return found
+    walk = _Walk([_stage(model)], states, weights, found, None)
+    momenta = [m.momentum for m in norms]
+    try:
+        for m in norms:
+            m.training, m.momentum = True, None  # None: the mean over all batches
+        for batch in data:
+            answer = walk.answers(batch)
+            for p in range(len(weights)):
+                answer(p)
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.training, m.momentum = False, momentum
+    return found
