@@ -58,8 +58,8 @@ def test_the_printed_lines_for_three_cycles(drift, decay):
                 pf = MU * pf + g + decay[0] * f
                 f = f - H / K * pf
             step(model, opt)
-            assert float(model.fast) == pytest.approx(f, rel=1e-12)
-            assert float(model.slow) == pytest.approx(s if drift else moved, rel=1e-12)
+            assert model.fast.item() == pytest.approx(f, rel=1e-12)
+            assert model.slow.item() == pytest.approx(s if drift else moved, rel=1e-12)
         s = s if drift else moved
 
 
@@ -332,7 +332,7 @@ def test_a_slow_part_on_a_surface_is_looked_at_between_its_steps():
 
 def test_clocks_and_metrics_do_not_go_with_words_of_several_gradients():
     parts = [tether.Part("0.*", word="BABAB"), tether.Part("1.*|2.*|3.*", every=1), tether.Part("*", every=2)]
-    with pytest.raises(ValueError, match="cannot go with parts that have every or metric"):
+    with pytest.raises(ValueError, match="cannot go with parts that have every, metric, asleep or merge"):
         tether.Optimizer(net(), parts, lr=0.1)
     with pytest.raises(ValueError, match=r"Path\(2\) changes at every step and cannot go with every=2"):
         tether.Part("*", metric=tether.Path(), every=2).row({**tether.part.DEFAULTS, "lr": 0.1, "where": "*"})

@@ -30,6 +30,7 @@ __all__ = [
     "circle_cola_od",
     "circle_cola_ud",
     "citation",
+    "composite_sgd",
     "dhsgd",
     "dhsgd_contractive",
     "langevin",
@@ -379,6 +380,20 @@ def multirate_sgd(
     if k > 1:
         set_clocks(model, optimizer, batchnorm, slow_eval)
     return optimizer
+
+
+@cites(MULTIRATE)
+def composite_sgd(
+    model: torch.nn.Module, lr: float = 0.1, k: int = 25, momentum: float = 0.9, **options: Any
+) -> Optimizer:
+    """Two copies of the network on two time scales, merged every k steps (5.9.3): `lr` is the slow step, h/k the fast.
+
+    The slow copy needs no pass of its own: both start a cycle at the same point, from the same gradient.
+    """
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"k={k!r} must be a whole number of fast steps, 1 or more, e.g. k=25")
+    word, friction = ("MS", _friction(momentum)) if momentum else ("X", 1.0)
+    return Optimizer(model, lr=lr / k, word=word, friction=friction, merge=k, **options)
 
 
 @cites(MULTIRATE)

@@ -12,11 +12,12 @@ import torch
 
 from tether import native
 from tether.constrained import Constrained, Stack, place, stacks, write
+from tether.cycles import Cycle
+from tether.cycles import cycle as cycle_of
 from tether.motion import Lanes, Motion
 from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
 from tether.path import Path
 from tether.replicas import Replicas
-from tether.sleep import Sleep
 from tether.surfaces import Free, Surface
 from tether.table import table
 from tether.words import Word, parse
@@ -106,7 +107,7 @@ class Optimizer(torch.optim.Optimizer):
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
         self._metrics: list[Path | None] = []
-        self._sleeps: list[Sleep | None] = []
+        self._cycles: list[Cycle | None] = []
         self._model = params if isinstance(params, torch.nn.Module) else None
         self._numbers: dict[int, Any] = {}
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
@@ -116,8 +117,8 @@ class Optimizer(torch.optim.Optimizer):
         placed, self._placed = self._placed, None
         write(placed)
         with torch.no_grad():
-            for group, sleep in self._beds():
-                sleep.lie_down(group, self.state)
+            for group, cycle in self._cyclic():
+                cycle.start(group, self.state)
         if not any(self._metrics):
             self._model = None  # nobody asks for it
 
@@ -186,10 +187,11 @@ class Optimizer(torch.optim.Optimizer):
             added["thermostat"] = added["thermostat"].double().expand(self._lanes.rows).clone()
         rows = (*self.param_groups, added)
         if any(parse(row["word"]).needs_closure for row in rows) and any(
-            row["every"] > 1 or row["metric"] is not None for row in rows
+            row["every"] > 1 or row["metric"] is not None or row["asleep"] or row["merge"] > 1 for row in rows
         ):
             raise ValueError(
-                "a word that takes several gradients per step cannot go with parts that have every or metric"
+                "a word that takes several gradients per step cannot go with parts that have every, metric, asleep or "
+                "merge"
             )
         rates = sorted({row["every"] for row in rows})
         for fast, slow in pairwise(rates):
@@ -204,15 +206,16 @@ class Optimizer(torch.optim.Optimizer):
         self._surfaces.append(surface)
         self._metrics.append(metric)
         self._motions.append(None)
-        self._sleeps.append(Sleep(list(names.values()), list(names), self._lanes) if added["asleep"] else None)
-        if self._placed is None and added["asleep"]:
+        found = cycle_of(added, list(names.values()), self._lanes)
+        self._cycles.append(found)
+        if self._placed is None and found is not None:
             with torch.no_grad():
-                self._beds()[-1][1].lie_down(added, self.state, added["step"] // (added["nap"] + 1))
+                found.start(added, self.state)
 
-    def _beds(self) -> list[tuple[dict[str, Any], Sleep]]:
-        """The parts in which some weights sleep."""
-        rows = zip(self.param_groups, self._sleeps, strict=True)
-        return [(group, sleep) for group, sleep in rows if sleep is not None]
+    def _cyclic(self) -> list[tuple[dict[str, Any], Cycle]]:
+        """The parts that do something over several steps."""
+        rows = zip(self.param_groups, self._cycles, strict=True)
+        return [(group, cycle) for group, cycle in rows if cycle is not None]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
@@ -240,8 +243,8 @@ class Optimizer(torch.optim.Optimizer):
         rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not _zero(row[3]["lr"])]
         held = self._hold_back() if self._resting else None
         scales = self._scales() if self._model is not None else None
-        beds = self._beds() if rows and any(self._sleeps) else []
-        asleep = [(group, sleep, sleep.before(group, self.state)) for group, sleep in beds]
+        cyclic = self._cyclic() if rows else []
+        before = [(group, cycle, cycle.before(group, self.state)) for group, cycle in cyclic]
         # What may fail goes first and writes last, so that a step is done as a whole or not at all.
         for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible) if len(rows) > 1 else rows:
             beats = word.program
@@ -257,8 +260,8 @@ class Optimizer(torch.optim.Optimizer):
             motion.finish()
             if "ξ" in word.needs:
                 group["thermostat"] = motion.scalars["ξ"]
-        for group, sleep, values in asleep:
-            sleep.after(group, self.state, values)
+        for group, cycle, values in before:
+            cycle.after(group, self.state, values)
         if held is not None:
             self._put_back(held)
         self._count_step(sizes)
@@ -596,11 +599,11 @@ class Optimizer(torch.optim.Optimizer):
                         f"in the checkpoint has {tuple(momentum.shape)}: this is the checkpoint of another model"
                     )
         with torch.no_grad():
-            for group, sleep in self._beds():
-                sleep.rise(group, self.state)
+            for group, cycle in self._cyclic():
+                cycle.unload(group, self.state)
             super().load_state_dict(state_dict)
-            for group, sleep in self._beds():
-                sleep.fall_asleep_again(group)
+            for group, cycle in self._cyclic():
+                cycle.loaded(group)
         self._set_clock()
         self._motions = [None] * len(self.param_groups)
         # torch casts state to the parameter's dtype, too coarse on a surface for half precision, and does not copy it.
@@ -617,7 +620,7 @@ class Optimizer(torch.optim.Optimizer):
             "_on_nonfinite",
             "_surfaces",
             "_metrics",
-            "_sleeps",
+            "_cycles",
             "_model",
             "clock",
             "_batch_dims",

@@ -23,7 +23,7 @@ Named = list[tuple[str, torch.Tensor]]
 
 NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
 
-SLEEPY = ("X", "MS")  # words that move by a multiple of h
+CYCLIC = ("X", "MS")  # words that move by a multiple of h
 
 DEFAULTS: dict[str, Any] = {
     "word": "X",
@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "metric": None,
     "asleep": 0.0,
     "nap": 5,
+    "merge": 1,
 }
 
 
@@ -67,6 +68,7 @@ class Part:
         drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
         asleep: share of the weights, chosen anew each time, that is 0 for `nap` steps and then moves once with h·nap.
         nap: for how many steps.
+        merge: after so many steps, become the mean with a slow copy that has made one step of their summed length.
     """
 
     where: str = "*"
@@ -85,6 +87,7 @@ class Part:
     metric: Path | None = None
     asleep: float | None = None
     nap: int | None = None
+    merge: int | None = None
 
     def row(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The part as a torch param group without its parameters: every field filled in and checked."""
@@ -133,17 +136,20 @@ def check(row: Mapping[str, Any]) -> None:
             raise TypeError(f"{where}: {name}={row[name]!r} must be True or False")
     if not isinstance(row["every"], int) or isinstance(row["every"], bool) or row["every"] < 1:
         raise ValueError(f"{where}: every={row['every']!r} must be a whole number of steps, 1 or more, e.g. every=5")
-    if not isinstance(row["nap"], int) or isinstance(row["nap"], bool) or row["nap"] < 1:
-        raise ValueError(f"{where}: nap={row['nap']!r} must be a whole number of steps, 1 or more, e.g. nap=5")
+    for name in ("nap", "merge"):
+        if not isinstance(row[name], int) or isinstance(row[name], bool) or row[name] < 1:
+            raise ValueError(f"{where}: {name}={row[name]!r} must be a whole number of steps, 1 or more, e.g. {name}=5")
     if not isinstance(row["asleep"], int | float) or not 0 <= row["asleep"] < 1:
         raise ValueError(f"{where}: asleep={row['asleep']!r} must be a share of the weights, at least 0 and below 1")
-    if row["asleep"]:
+    for cyclic in (f"asleep={row['asleep']}",) * bool(row["asleep"]) + (f"merge={row['merge']}",) * (row["merge"] > 1):
         noisy = torch.as_tensor(row["temperature"]).any()
-        if row["word"] not in SLEEPY or noisy or row["every"] > 1 or row["metric"] or isinstance(row["on"], Surface):
+        if row["word"] not in CYCLIC or noisy or row["every"] > 1 or row["metric"] or isinstance(row["on"], Surface):
             raise ValueError(
-                f"{where}: asleep={row['asleep']} goes with the words {' and '.join(SLEEPY)} alone, at temperature 0, "
+                f"{where}: {cyclic} goes with the words {' and '.join(CYCLIC)} alone, at temperature 0, "
                 "with every=1 and neither surface nor metric"
             )
+    if row["asleep"] and row["merge"] > 1:
+        raise ValueError(f"{where}: asleep={row['asleep']} and merge={row['merge']} do not go together: choose one")
     if row["every"] > 1 and parse(row["word"]).needs_closure:
         raise ValueError(f"{where}: the word {row['word']!r} takes several gradients per step: it must have every=1")
 

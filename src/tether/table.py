@@ -19,7 +19,7 @@ COLUMNS = (
     ("thermostat", "thermostat", "ξ"),
     ("weight decay", "weight_decay", "g"),
 )
-CLOCKS = ("metric", "every", "asleep")
+CLOCKS = ("metric", "every", "asleep", "merge")
 
 
 def table(
@@ -47,6 +47,7 @@ def table(
                 group["metric"] or "·",
                 _every(group, needs),
                 f"{group['asleep']:g} for {group['nap']}" if group["asleep"] else "·",
+                str(group["merge"]) if group["merge"] > 1 else "·",
             ]
         )
     used = [i for i in range(len(rows[0])) if i < 3 or any(row[i] not in ("·", "0") for row in rows[1:])]

@@ -1,4 +1,7 @@
-"""Sleep: a random share of a part's weights is 0 for some steps, then moves once with a longer one (5.5.1)."""
+"""Cycles: what a part does over several steps, beside moving by its word at each of them (5.5.1, 5.9.3).
+
+A cycle looks at a part before and after its step; what it must remember is kept with the optimizer's state.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,79 @@ from typing import Any
 
 import torch
 
+from tether.letters import exp
 from tether.motion import Lanes
 from tether.noise import Normals
 
-__all__ = ["Sleep"]
+__all__ = ["Cycle", "Merge", "Sleep", "cycle"]
 
+Group = dict[str, Any]
 Values = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
-class Sleep:
+def cycle(group: Group, names: Sequence[str], lanes: Lanes) -> Cycle | None:
+    """What a row of the table asks for."""
+    if group["asleep"]:
+        return Sleep(names, group["params"], lanes)
+    return Merge() if group["merge"] > 1 else None
+
+
+class Cycle:
+    """Does nothing, at every occasion there is."""
+
+    def start(self, group: Group, state: Any) -> None:
+        """The part has been made."""
+
+    def before(self, group: Group, state: Any) -> Any:
+        """A step is about to be made; what this returns is handed to `after`."""
+
+    def after(self, group: Group, state: Any, values: Any) -> None:
+        """It has been made, and is not counted yet."""
+
+    def unload(self, group: Group, state: Any) -> None:
+        """A checkpoint is about to be loaded."""
+
+    def loaded(self, group: Group) -> None:
+        """It has been loaded."""
+
+
+class Merge(Cycle):
+    """A slow copy makes one step h·merge while the part makes `merge` steps h; then both become their mean (5.9.3).
+
+    They part from the same point, so the slow copy's gradient is the first one of the cycle: it costs none of its own.
+    It has a momentum of its own.
+    """
+
+    def before(self, group: Group, state: Any) -> None:
+        if group["step"] % group["merge"]:
+            return
+        for param in group["params"]:
+            if param.grad is not None:
+                h, μ, ω = (_wide(x, param) for x in (group["lr"], group["friction"], group["weight_decay"]))
+                g = param.grad + ω * param.detach()
+                own = state[param]
+                if group["word"] == "MS":
+                    before = own.get("slow momentum")
+                    g = g if before is None else exp(-μ) * before + g
+                    own["slow momentum"] = g
+                own["slow copy"] = param.detach() - group["merge"] * h * g
+
+    def after(self, group: Group, state: Any, values: Any) -> None:
+        if (group["step"] + 1) % group["merge"] == 0:
+            for param in group["params"]:
+                copy = state.get(param, {}).get("slow copy")
+                if copy is not None and param.grad is not None:
+                    param.detach().lerp_(copy, 0.5)
+
+
+def _wide(x: Any, param: torch.Tensor) -> Any:
+    """A number, or one for each replica in the shape of a parameter."""
+    if isinstance(x, torch.Tensor):
+        return x.to(param).reshape(-1, *[1] * (param.dim() - 1)) if x.dim() else float(x)
+    return x
+
+
+class Sleep(Cycle):
     """Which weights of a part sleep, and what a step does to them.
 
     For `nap` steps the sleepers are 0 and the others move with h. Then they wake as they were, all move together once,
@@ -27,7 +94,7 @@ class Sleep:
         self.trained = [param.requires_grad for param in params]
         self._known: tuple[tuple[int, int], list[torch.Tensor]] = ((-1, -1), [])
 
-    def masks(self, group: dict[str, Any], cycle: int) -> list[torch.Tensor]:
+    def masks(self, group: Group, cycle: int) -> list[torch.Tensor]:
         """Where the sleepers of a cycle are, parameter by parameter."""
         if self._known[0] != (group["seed"], cycle):
             masks = []
@@ -40,32 +107,35 @@ class Sleep:
             self._known = ((group["seed"], cycle), masks)
         return self._known[1]
 
-    def _sleepers(self, group: dict[str, Any], cycle: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _sleepers(self, group: Group, cycle: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for param, mask, trained in zip(group["params"], self.masks(group, cycle), self.trained, strict=True):
             if trained:
                 yield param, mask
 
-    def lie_down(self, group: dict[str, Any], state: Any, cycle: int = 0) -> None:
+    def start(self, group: Group, state: Any) -> None:
+        self._lie_down(group, state, group["step"] // (group["nap"] + 1))
+
+    def _lie_down(self, group: Group, state: Any, cycle: int) -> None:
         """Put the sleepers of a cycle to 0, and keep what they were."""
         for param, mask in self._sleepers(group, cycle):
             state[param]["held"] = param.detach().clone()
             param.detach()[mask] = 0.0
 
-    def rise(self, group: dict[str, Any], state: Any) -> None:
-        """Undo `lie_down` where the sleepers are still 0: a checkpoint is about to say who sleeps."""
+    def unload(self, group: Group, state: Any) -> None:
+        """Let those rise who are still 0: the checkpoint will say who sleeps."""
         for param, mask in self._sleepers(group, group["step"] // (group["nap"] + 1)):
             held = state.get(param, {}).get("held")
             if held is not None and not param.detach()[mask].any():
                 param.detach()[mask] = held[mask]
 
-    def fall_asleep_again(self, group: dict[str, Any]) -> None:
-        """Put the sleepers of the present cycle to 0, if this is their time: a checkpoint has been loaded."""
+    def loaded(self, group: Group) -> None:
+        """Put the sleepers of the present cycle to 0, if this is their time."""
         cycle, phase = divmod(group["step"], group["nap"] + 1)
         if phase < group["nap"]:
             for param, mask in self._sleepers(group, cycle):
                 param.detach()[mask] = 0.0
 
-    def before(self, group: dict[str, Any], state: Any) -> Values:
+    def before(self, group: Group, state: Any) -> Values:
         """What the coming step must not change, or must change by more: the sleepers and their momenta."""
         found = []
         for param, mask in self._sleepers(group, group["step"] // (group["nap"] + 1)):
@@ -74,7 +144,7 @@ class Sleep:
                     found.append((tensor, mask, tensor[mask]))
         return found
 
-    def after(self, group: dict[str, Any], state: Any, values: Values) -> None:
+    def after(self, group: Group, state: Any, values: Values) -> None:
         """Keep the sleepers asleep, wake them, or lengthen the step they have just made together with the others."""
         cycle, phase = divmod(group["step"], group["nap"] + 1)
         if phase < group["nap"]:
@@ -88,4 +158,4 @@ class Sleep:
             for tensor, mask, value in values:
                 if tensor.data_ptr() in moved:  # the words X and MS move by a multiple of h
                     tensor[mask] = value + group["nap"] * (tensor[mask] - value)
-            self.lie_down(group, state, cycle + 1)
+            self._lie_down(group, state, cycle + 1)

@@ -1,4 +1,4 @@
-"""Random subsets asleep (5.5.1), against the lines of the method written out."""
+"""Random subsets asleep (5.5.1) and composite networks (5.9.3), against the lines of the methods written out."""
 
 import copy
 import math
@@ -164,3 +164,84 @@ def test_what_cannot_sleep_is_refused_before_anything_changes(fields):
     with pytest.raises(ValueError, match=r"asleep=|nap="):
         tether.Optimizer(model, [tether.Part("*.weight", asleep=0.5), tether.Part("*", **fields)], lr=0.1)
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+# composite networks
+
+
+@pytest.mark.parametrize("μ", [0.0, 0.9])
+def test_two_copies_trained_apart_and_merged(μ):
+    """Against two networks that really are two, the slow one on the first batch of every cycle."""
+    k, h, ω = 3, 0.3, 0.01
+    batches = [torch.randn(6, 4) for _ in range(3 * k)]
+    model = small()
+    opt = methods.composite_sgd(model, lr=h, k=k, momentum=μ, weight_decay=ω)
+    fast, slow = small(), small()
+    quick = torch.optim.SGD(fast.parameters(), lr=h / k, momentum=μ, weight_decay=ω)
+    lazy = torch.optim.SGD(slow.parameters(), lr=h, momentum=μ, weight_decay=ω)
+
+    def move(net, optimizer, x):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    for step, x in enumerate(batches):
+        move(model, opt, x)
+        if step % k == 0:
+            move(slow, lazy, x)
+        move(fast, quick, x)
+        if (step + 1) % k == 0:
+            with torch.no_grad():
+                for a, b in zip(fast.parameters(), slow.parameters(), strict=True):
+                    a.copy_((a + b) / 2)
+                    b.copy_(a)
+        for a, b in zip(model.parameters(), fast.parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_a_composite_run_resumed_in_mid_cycle_goes_on_exactly():
+    def run(model, opt, n):
+        for _ in range(n):
+            opt.zero_grad()
+            model(torch.ones(3, 4)).square().sum().backward()
+            opt.step()
+
+    model, twin = small(), small()
+    opt, other = (methods.composite_sgd(net, lr=0.03, k=3) for net in (model, twin))
+    run(model, opt, 5)
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    run(model, opt, 7)
+    run(twin, other, 7)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_replicas_merge_with_a_step_size_each():
+    ens = tether.Replicas(small, n=2, seed=1)
+    alone = ens[1]
+    x = torch.randn(6, 4)
+    h = torch.tensor([0.1, 0.3])
+
+    def run(model, lr, total):
+        opt = tether.Optimizer(model, lr=lr / 3, word="MS", friction=0.1, merge=3)
+        for _ in range(7):
+            opt.zero_grad()
+            total(model(x)).backward()
+            opt.step()
+
+    run(ens, h, lambda out: out.square().mean((1, 2)).sum())
+    run(alone, 0.3, lambda out: out.square().mean())
+    for a, b in zip(ens[1].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_merging_is_for_noiseless_words():
+    with pytest.raises(ValueError, match="merge=3 goes with the words X and MS alone"):
+        tether.Optimizer(small(), lr=0.1, word="BAOAB", merge=3)
+    with pytest.raises(ValueError, match="do not go together"):
+        tether.Optimizer(small(), lr=0.1, merge=3, asleep=0.5)
+    with pytest.raises(ValueError, match="k=0"):
+        methods.composite_sgd(small(), k=0)
+    parts = [tether.Part("0.*", merge=3), tether.Part("*", word="BABAB")]
+    with pytest.raises(ValueError, match="several gradients"):
+        tether.Optimizer(small(), parts, lr=0.1)
