@@ -48,6 +48,9 @@ bench-multirate: setup
 bench-path: setup
 	$(BIN)/python benchmarks/path.py
 
+bench-measure: setup
+	$(BIN)/python benchmarks/measure.py
+
 bench-replicas: export OMP_NUM_THREADS = 2
 bench-replicas: setup
 	$(BIN)/python benchmarks/replicas.py

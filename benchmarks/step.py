@@ -59,10 +59,10 @@ def workloads() -> dict[str, tuple[Callable[[], nn.Module], torch.Tensor, torch.
     }
 
 
-def interleave(candidates: Candidates, rounds: int, label: str) -> dict[str, list[float]]:
+def interleave(candidates: Candidates, rounds: int, label: str, warm: int = 3) -> dict[str, list[float]]:
     """Seconds per call of each candidate, round by round."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(3):
+    for _ in range(warm):
         for call in candidates.values():
             call()
     for i in range(rounds):
