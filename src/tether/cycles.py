@@ -119,7 +119,7 @@ class Sleep(Cycle):
         """Put the sleepers of a cycle to 0, and keep what they were."""
         for param, mask in self._sleepers(group, cycle):
             state[param]["held"] = param.detach().clone()
-            param.detach()[mask] = 0.0
+            param.detach().masked_fill_(mask, 0.0)
 
     def unload(self, group: Group, state: Any) -> None:
         """Let those rise who are still 0: the checkpoint will say who sleeps."""
@@ -141,7 +141,7 @@ class Sleep(Cycle):
         for param, mask in self._sleepers(group, group["step"] // (group["nap"] + 1)):
             for tensor in (param.detach(), state[param].get("momentum")):
                 if tensor is not None:
-                    found.append((tensor, mask, tensor[mask]))
+                    found.append((tensor, mask, tensor.clone()))
         return found
 
     def after(self, group: Group, state: Any, values: Values) -> None:
@@ -149,13 +149,13 @@ class Sleep(Cycle):
         cycle, phase = divmod(group["step"], group["nap"] + 1)
         if phase < group["nap"]:
             for tensor, mask, value in values:
-                tensor[mask] = value
+                torch.where(mask, value, tensor, out=tensor)
         if phase == group["nap"] - 1:
             for param, mask in self._sleepers(group, cycle):
-                param.detach()[mask] = state[param]["held"][mask]
+                torch.where(mask, state[param]["held"], param.detach(), out=param.detach())
         if phase == group["nap"]:
             moved = {param.data_ptr() for param in group["params"]}
             for tensor, mask, value in values:
                 if tensor.data_ptr() in moved:  # the words X and MS move by a multiple of h
-                    tensor[mask] = value + group["nap"] * (tensor[mask] - value)
+                    torch.where(mask, value + group["nap"] * (tensor - value), tensor, out=tensor)
             self._lie_down(group, state, cycle + 1)
