@@ -335,7 +335,7 @@ def test_barriers_by_hand():
     assert (shape, barrier.height, barrier.alpha) == ("barrier", pytest.approx(0.8), 0.8)
     shape, barrier, _ = curve(0.0, 1.0)  # the end higher than the start
     assert (shape, barrier.height, barrier.alpha) == ("barrier", 1.0, 1.0)
-    assert curve(2.0, 0.5, 0.54, 0.0)[0] == "monotone"  # 0.04 = 2 % of the range
+    assert curve(2.0, 0.5, 0.54, 0.0)[0] == "monotone"  # 0.04 = 2 % of 2
     assert curve(2.0, 0.5, 0.541, 0.0)[0] == "barrier"
     assert curve(2.0, 0.5, 0.541, 0.0, tolerance=0.05)[0] == "monotone"
     assert curve(2.0, 0.5, 0.5 + 1e-7, 0.0, tolerance=0.0)[0] == "monotone"  # rounding is no barrier
@@ -352,6 +352,7 @@ def test_plateaus_by_hand():
     assert curve(5, 5, 4, 3, 2, 0) == ("monotone", 0.0, pytest.approx(0.2))
     assert curve(1, 1, 1) == ("plateau", 0.0, 1)  # all of it
     assert curve(0, 0, 0) == ("plateau", 0.0, 1)
+    assert curve(2.30, 2.31, 2.32, 2.30) == ("plateau", 0.0, 1)  # two random states: nothing happens in between
     sloping = [2 - 0.01 * k for k in range(5)] + [0.0]  # falls by 0.04 of 2.0
     assert curve(*sloping) == ("plateau", 0.0, pytest.approx(0.8))
 

@@ -32,7 +32,7 @@ class LinearPath:
     barrier: Barrier  # its height, 0 without one; `barrier.alpha` is the place of its top
     plateau: float  # the length in α of the longest flat stretch in the upper half of the curve
     finite: bool  # False if some loss is infinite or no number
-    tolerance: float  # of the shape, as a fraction of the largest loss less the smallest
+    tolerance: float  # of the shape, as a fraction of the largest loss
     moving: str = "everything"  # what goes along the line; the rest stays at its end
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ def linear_path(
         batchnorm: running statistics on the way: ``"lerp"`` on the line as parameters are, ``"end"`` those of the
             end, ``"recalibrate"`` gathered anew at every point.
         calibration: the data to gather them from; None takes `data`.
-        tolerance: rises up to this fraction of the largest loss less the smallest make no barrier (`classify`).
+        tolerance: rises up to this fraction of the largest loss on the line make no barrier (`shape.classify`).
         chunk: rows of a pair to take at a time.
         fast: False runs the whole network at every point; chains (nn.Sequential) otherwise do what they can once.
     """

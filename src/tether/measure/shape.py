@@ -8,7 +8,7 @@ import torch
 
 __all__ = ["Barrier", "classify"]
 
-ROUNDING = 1e-6  # of the largest loss: what single precision cannot tell apart
+ROUNDING = 1e-6  # what single precision cannot tell apart
 FLAT = 0.25  # of the path: how long a plateau is at least
 
 
@@ -34,7 +34,7 @@ class Barrier(float):
 def classify(alphas: torch.Tensor, losses: torch.Tensor, tolerance: float) -> tuple[str, Barrier, float]:
     """The shape of a curve, the height and place of its barrier, and the length of its plateau (§6.1.3.2).
 
-    With t = `tolerance` × (largest loss − smallest loss) + 1e-6 × the largest, for rounding:
+    With t = (`tolerance` + 1e-6, for rounding) × the largest of all |losses|:
 
     - *barrier*: the loss rises by more than t; its height is the largest rise, max over i < j of L_j − L_i, its place
       the α_j of that top;
@@ -52,7 +52,7 @@ def classify(alphas: torch.Tensor, losses: torch.Tensor, tolerance: float) -> tu
     if not bool(losses.isfinite().all()):
         return "not finite", Barrier(math.nan), math.nan
     low, high = losses.min().item(), losses.max().item()
-    slack = tolerance * (high - low) + ROUNDING * max(abs(low), abs(high))
+    slack = (tolerance + ROUNDING) * max(abs(low), abs(high))
     rises = losses - losses.cummin(0).values
     top = int(rises.argmax())
     barrier = Barrier(rises[top].item(), alphas[top].item()) if rises[top] > slack else Barrier()
