@@ -2,25 +2,59 @@
 
 from tether.measure.boundary import Boundary, boundary
 from tether.measure.boundary_curvature import Curvature, boundary_curvature
+from tether.measure.configurational import Configurational, configurational_temperature
+from tether.measure.density import Density, Trace, hessian_trace, spectral_density
+from tether.measure.histograms import Distributions, distributions, histograms
+from tether.measure.homogeneity import Homogeneity, homogeneity
+from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
 from tether.measure.line import LinearPath, layer_paths, linear_path
+from tether.measure.margin import Margin, margin
+from tether.measure.minimum import MinimumNorm, minimum_norm
 from tether.measure.path import balance, group_norm, path_norm, rescale
 from tether.measure.prediction_gradient import PredictionGradient, prediction_gradient
+from tether.measure.separator import HardMargin, NotSeparable, hard_margin
+from tether.measure.spectrum import Spectrum, Unconverged, hessian_spectrum
 from tether.measure.states import between, distance
 
 __all__ = [
     "Boundary",
+    "Configurational",
     "Curvature",
+    "Density",
+    "Distributions",
+    "Equipartition",
+    "HardMargin",
+    "Homogeneity",
     "LinearPath",
+    "Margin",
+    "MinimumNorm",
+    "NotSeparable",
     "PredictionGradient",
+    "Spectrum",
+    "Trace",
+    "Unconverged",
     "balance",
     "between",
     "boundary",
     "boundary_curvature",
+    "configurational_temperature",
     "distance",
+    "distributions",
+    "equipartition",
     "group_norm",
+    "hard_margin",
+    "hessian_spectrum",
+    "hessian_trace",
+    "histograms",
+    "homogeneity",
+    "kinetic_temperature",
     "layer_paths",
     "linear_path",
+    "margin",
+    "minimum_norm",
     "path_norm",
     "prediction_gradient",
     "rescale",
+    "spectral_density",
+    "thermometer",
 ]

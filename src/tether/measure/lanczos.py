@@ -1,0 +1,154 @@
+"""Eigenvalues of a symmetric operator from its products with vectors: Lanczos, orthogonal to all vectors before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Extremes", "Unconverged", "extremes", "quadrature"]
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Unconverged(RuntimeError):
+    """The eigenvalues asked for are not known to the tolerance asked for."""
+
+
+class Extremes(NamedTuple):
+    """The smallest and the largest eigenvalues, ascending; an eigenvalue lies within `residuals` of each."""
+
+    values: torch.Tensor
+    residuals: torch.Tensor
+    vectors: torch.Tensor  # rows
+    scale: float  # the largest |λ| seen
+
+
+def normal(n: int, generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
+    return torch.randn(n, generator=generator).to(like)
+
+
+def expand(product: Product, Q: torch.Tensor, T: torch.Tensor, j: int) -> tuple[torch.Tensor, float]:
+    """Column j of T = QHQᵀ, and what of H q_j lies outside the rows 0…j of Q, with its norm."""
+    w = product(Q[j])
+    size = w.norm().item()
+    for _ in range(2):
+        h = Q[: j + 1] @ w
+        w = torch.addmv(w, Q[: j + 1].mT, h, alpha=-1)
+        T[: j + 1, j] += h.to(T)
+        β = w.norm().item()
+        if β > 0.1 * size:  # else what is left is mostly rounding error of the first pass
+            break
+    T[j, :j] = T[:j, j]
+    return w, β
+
+
+def fresh(Q: torch.Tensor, j: int, generator: torch.Generator) -> torch.Tensor:
+    """A random unit vector orthogonal to the first j rows of Q."""
+    q = normal(Q.shape[1], generator, Q)
+    for _ in range(2):
+        q = q - Q[:j].mT @ (Q[:j] @ q)
+        q /= q.norm()
+    return q
+
+
+def extremes(
+    product: Product,
+    like: torch.Tensor,
+    top: int,
+    bottom: int,
+    *,
+    tolerance: float,
+    iterations: int,
+    generator: torch.Generator,
+    memory: float = 2e9,
+) -> Extremes:
+    """The `top` largest and `bottom` smallest eigenvalues, with their multiplicities.
+
+    The Ritz value θ of the vector Qᵀs has the residual |Hx − θx| = |β s_j|: an eigenvalue lies that near. Stops where
+    all residuals are at most tolerance·max|λ|. The basis is restarted with its extreme Ritz vectors when it is full
+    (thick restart). A Krylov space holds one vector of each eigenspace; so where several eigenvalues of an end are
+    asked for, it is started anew from a random vector orthogonal to those found, until that brings nothing new.
+
+    Args:
+        product: v ↦ H v.
+        like: a vector of the space: its length, precision and device.
+        top: how many of the largest.
+        bottom: how many of the smallest.
+        tolerance: of the residuals, relative to max|λ|.
+        iterations: the most products to spend.
+        generator: of the start.
+        memory: bytes that the basis may take, though never less than it takes to restart it.
+    """
+    n, wanted = len(like), top + bottom
+    basis = min(n, max(2 * wanted + 20, min(300, int(memory / (n * like.element_size())))))
+    Q = like.new_empty(basis, n)
+    T = torch.zeros(basis, basis, dtype=torch.float64, device=like.device)
+    Q[0] = fresh(Q, 0, generator)
+    eps = torch.finfo(like.dtype).eps
+    j, carried, before = 0, 0.0, None
+    for used in range(1, iterations + 1):
+        w, β = expand(product, Q, T, j)
+        j += 1
+        full = j == basis
+        closed = β <= 10 * eps * T.abs().max().item()  # the space is invariant: nothing is left to follow
+        if not (full or closed or used == iterations or j % (1 + j // 20) == 0):
+            Q[j] = w / β
+            continue
+        θ, S = torch.linalg.eigh(T[:j, :j])
+        scale = θ.abs().max().item()
+        β = 0.0 if closed or j == n else β
+        # once begun anew, one more of each end tells that no other lies beyond
+        more = before is not None
+        low, high = (min(j, x + (more and x > 1)) for x in (bottom, top))
+        residuals = β * S[-1].abs()
+        ends = [*range(low), *range(max(low, j - high), j)]
+        if j >= min(n, low + high) and bool((residuals[ends] <= tolerance * scale).all()):
+            mine = [*range(min(bottom, j)), *range(max(bottom, j - top), j)]
+            values = θ[mine]
+            same = before is not None and bool(((values - before).abs() <= 2 * tolerance * scale).all())
+            if same or j == n or (top <= 1 and bottom <= 1):
+                bounds = torch.hypot(residuals[mine], torch.tensor(carried)) + 10 * eps * scale
+                return Extremes(values, bounds, S[:, mine].mT.to(like) @ Q[:j], scale)
+            before, carried = values, max(carried, residuals[mine].max().item())
+            j = restart(Q, T, θ, S, mine)
+            Q[j] = fresh(Q, j, generator)
+            continue
+        if full:
+            extra = (basis - wanted) // 3
+            keep = [*range(bottom + extra if bottom else 0), *range(j - (top + extra if top else 0), j)]
+            j = restart(Q, T, θ, S, keep)
+        Q[j] = fresh(Q, j, generator) if closed else w / β
+    worst = residuals[ends].max().item() / (scale or 1.0)
+    state = f"have relative residuals up to {worst:.1e}, more than tolerance={tolerance:g}"
+    if before is not None:
+        state = "are found, but not whether there are others beside them"
+    raise Unconverged(
+        f"after {iterations} products the {bottom} smallest and {top} largest eigenvalues {state}: allow more by "
+        f"iterations={4 * iterations}, ask for fewer by top= and bottom=, or accept less by tolerance="
+    )
+
+
+def restart(Q: torch.Tensor, T: torch.Tensor, θ: torch.Tensor, S: torch.Tensor, keep: list[int]) -> int:
+    """Put the Ritz vectors `keep` in place of the basis; how many they are."""
+    Q[: len(keep)] = S[:, keep].mT.to(Q) @ Q[: len(θ)]
+    T.zero_()
+    T.diagonal()[: len(keep)] = θ[keep]
+    return len(keep)
+
+
+def quadrature(product: Product, start: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nodes and weights of Gauss quadrature for the spectral measure of a vector: vᵀf(H)v = |v|² Σ τ f(θ)."""
+    steps = min(steps, len(start))
+    Q = start.new_empty(steps, len(start))
+    T = torch.zeros(steps, steps, dtype=torch.float64, device=start.device)
+    Q[0] = start / start.norm()
+    j = 0
+    for j in range(steps):
+        w, β = expand(product, Q, T, j)
+        if j + 1 == steps or β <= 10 * torch.finfo(start.dtype).eps * T.abs().max().item():
+            break
+        Q[j + 1] = w / β
+    θ, S = torch.linalg.eigh(T[: j + 1, : j + 1])
+    return θ, S[0].square()
