@@ -19,10 +19,10 @@ from tether import native
 from tether.letters import LETTERS, Letter, sqrt
 from tether.motion import Lanes, Terms, coefficients, decayed, is_number, per_replica, still
 from tether.noise import Normals
-from tether.surfaces import Surface
+from tether.surfaces import Free, Surface
 from tether.words import Beat
 
-__all__ = ["Constrained", "Stack", "place", "stacks", "write"]
+__all__ = ["Constrained", "Stack", "degrees", "place", "stacks", "write"]
 
 Tensors = list[torch.Tensor]
 Name = tuple[int, int, int]  # of a draw: seed, step, number of the draw
@@ -503,3 +503,12 @@ class Constrained:
             self.scalars |= {"h": duration, "γ": math.inf}
             self.apply(LETTERS[letter], name)
         self.scalars["γ"] = γ
+
+
+def degrees(surface: Surface | Free, params: list[torch.Tensor], lanes: Lanes) -> int:
+    """Degrees of freedom of one replica: the number of parameters, minus the constraints."""
+    if isinstance(surface, Free):
+        return sum(param.numel() for param in params) // lanes.rows
+    groups = stacks(params, [""] * len(params), surface)
+    bound = [Stack(mine, names, surface, lanes) for mine, names in groups]
+    return sum((1 if b.joint else len(b.params)) * b.surface.dimension(b.shape) for b in bound)

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from tether import native
-from tether.constrained import Constrained, Stack, place, stacks, write
+from tether.checkpoint import check_checkpoint
+from tether.constrained import Constrained, Stack, degrees, place, stacks, write
 from tether.cycles import Cycle
 from tether.cycles import cycle as cycle_of
+from tether.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
 from tether.motion import Lanes, Motion
-from tether.part import DEFAULTS, NUMERIC, Named, Part, check, known_fields, match, number, plain
+from tether.part import DEFAULTS, NUMERIC, Part, check, known_fields, plain
 from tether.path import Path
 from tether.replicas import Replicas
+from tether.rows import due, lanes_of, named, param_groups, symbols, zero
 from tether.surfaces import Free, Surface
 from tether.table import table
+from tether.undo import hold_back, put_back, restore, snapshot
 from tether.words import Word, parse
 
 __all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
-
-
-class NonFiniteGradient(RuntimeError):
-    """A gradient holds inf or nan; nothing has been moved. `names` are the parameters concerned."""
-
-    def __init__(self, found: Mapping[str, str], replicas: Sequence[int] = ()) -> None:
-        where = "; ".join(f"{name!r} ({what})" for name, what in found.items())
-        where += f"; replica {', '.join(map(str, replicas))}" if replicas else ""
-        super().__init__(
-            f"non-finite gradient in {where}. No parameter was moved: lower lr or clip the gradient, "
-            "or skip such steps with Optimizer(..., on_nonfinite='skip')"
-        )
-        self.names, self.replicas = tuple(found), tuple(replicas)
 
 
 class Clock:
@@ -111,7 +100,7 @@ class Optimizer(torch.optim.Optimizer):
         self._model = params if isinstance(params, torch.nn.Module) else None
         self._numbers: dict[int, Any] = {}
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
-        super().__init__(_groups(params, parts, defaults), defaults)
+        super().__init__(param_groups(params, parts, defaults), defaults)
         if all(group["every"] > 1 for group in self.param_groups):
             raise ValueError("some part must move at every step: leave every=1 for the fastest")
         placed, self._placed = self._placed, None
@@ -141,7 +130,7 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(group)
         added = self.param_groups.pop()
         names: dict[torch.Tensor, str] = {}
-        for name, param in _named(added, self._count()):
+        for name, param in named(added, self._count()):
             if not param.is_floating_point():
                 raise TypeError(
                     f"parameter {name!r} is {param.dtype}; tether moves real floating-point parameters: "
@@ -156,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
                     f"{names[param]!r} and {name!r} are one tensor: name it once, as named_parameters() does"
                 )
             if not names and not self.param_groups:
-                self._lanes = _lanes(name, param, self._batch_dims)
+                self._lanes = lanes_of(name, param, self._batch_dims)
             if self._batch_dims and (param.dim() == 0 or len(param) != self._lanes.rows or not param.is_contiguous()):
                 raise ValueError(
                     f"parameter {name!r} of shape {tuple(param.shape)} does not hold {self._lanes.rows} replicas along "
@@ -240,8 +229,8 @@ class Optimizer(torch.optim.Optimizer):
         motions = self._begin(words, sizes)
         if motions is None:
             return
-        rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not _zero(row[3]["lr"])]
-        held = self._hold_back() if self._resting else None
+        rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not zero(row[3]["lr"])]
+        held = hold_back(self.param_groups, self.state, self._resting) if self._resting else None
         scales = self._scales() if self._model is not None else None
         cyclic = self._cyclic() if rows else []
         before = [(group, cycle, cycle.before(group, self.state)) for group, cycle in cyclic]
@@ -249,10 +238,10 @@ class Optimizer(torch.optim.Optimizer):
         for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible) if len(rows) > 1 else rows:
             beats = word.program
             if group["every"] > 1:
-                beats = word.on_clock(group["every"], _due(group), group["drift"])
+                beats = word.on_clock(group["every"], due(group), group["drift"])
             if scales and beats and isinstance(motion, Motion) and id(group) in scales:
                 metric, factors = scales[id(group)]
-                noisy = "R" in word.needs and not (_zero(size["τ"]) and "σ" not in word.needs)
+                noisy = "R" in word.needs and not (zero(size["τ"]) and "σ" not in word.needs)
                 motion.measured(metric, factors, whole="p" in word.needs or noisy)
             if beats:
                 motion.run(beats, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
@@ -263,7 +252,7 @@ class Optimizer(torch.optim.Optimizer):
         for group, cycle, values in before:
             cycle.after(group, self.state, values)
         if held is not None:
-            self._put_back(held)
+            put_back(self.param_groups, held)
         self._count_step(sizes)
         if self._clocked:
             self._set_clock()
@@ -273,7 +262,7 @@ class Optimizer(torch.optim.Optimizer):
         found: dict[Path, dict[str, Any]] = {}
         rows: dict[int, tuple[Path, dict[str, Any]]] = {}
         for group, metric in zip(self.param_groups, self._metrics, strict=True):
-            if metric is not None and self._model is not None and _due(group):
+            if metric is not None and self._model is not None and due(group):
                 if metric not in found:
                     found[metric] = metric.factors(self._model)
                 rows[id(group)] = (metric, found[metric])
@@ -286,11 +275,11 @@ class Optimizer(torch.optim.Optimizer):
             if group["every"] > 1:
                 for param, trained in zip(group["params"], group["trained"], strict=True):
                     if trained:
-                        param.requires_grad_(_due(group))
+                        param.requires_grad_(due(group))
 
     def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
         """Run the words as written, all parts together, with a fresh gradient before each stage."""
-        if all(_zero(size["lr"]) for size in sizes):
+        if all(zero(size["lr"]) for size in sizes):
             loss = None
             if closure is not None:
                 with torch.enable_grad():
@@ -306,7 +295,7 @@ class Optimizer(torch.optim.Optimizer):
         loss = None
         draws = [0] * len(words)
         kicked: set[torch.Tensor] = set()
-        saved, held = self._snapshot(), None
+        saved, held = snapshot(self.param_groups, self.state), None
         try:
             for stage in range(max(len(word.stages) for word in words)):
                 if stage:
@@ -314,9 +303,9 @@ class Optimizer(torch.optim.Optimizer):
                         value = closure()
                     loss = value if stage == 1 else loss
                 motions = self._begin(words, sizes, gradient=stage > 0)
-                held = held or self._hold_back()
+                held = held or hold_back(self.param_groups, self.state, self._resting)
                 if motions is None:
-                    self._restore(saved)
+                    restore(self.param_groups, self.state, saved)
                     return loss
                 for i, (group, motion, word) in enumerate(zip(self.param_groups, motions, words, strict=True)):
                     if stage == 1 and "g0" in word.needs:
@@ -330,27 +319,29 @@ class Optimizer(torch.optim.Optimizer):
                 if stage:
                     kicked |= {x for group in self.param_groups for x in group["params"] if x.grad is not None}
         except BaseException:
-            self._restore(saved)
+            restore(self.param_groups, self.state, saved)
             raise
-        self._restore(saved, unless=kicked)  # what drifted before the first kick and then got none
-        self._put_back(held)
+        restore(
+            self.param_groups, self.state, saved, unless=kicked
+        )  # what drifted before the first kick and then got none
+        put_back(self.param_groups, held)
         self._count_step(sizes)
         return loss
 
     def _rows(self) -> tuple[list[Word], list[dict[str, Any]]]:
         """The words of the table and the values of its fields."""
         groups, n = self.param_groups, self._lanes.rows if self._batch_dims else 0
-        return [parse(group["word"]) for group in groups], [_values(group, self._numbers, n) for group in groups]
+        return [parse(group["word"]) for group in groups], [symbols(group, self._numbers, n) for group in groups]
 
     def _begin(
         self, words: list[Word], sizes: list[dict[str, Any]], gradient: bool = True
     ) -> list[Motion | Constrained] | None:
         """Gather and check everything a step needs, changing nothing; None where the step is to be skipped."""
-        found = self._faulty_gradients() if gradient and not self._known_finite else {}
+        found = faulty_gradients(self.param_groups) if gradient and not self._known_finite else {}
         self._known_finite = False
         self._resting = self.param_groups[0]["stopped"] if self.param_groups else ()
         if found and self._batch_dims:
-            faulty = self._faulty_replicas()
+            faulty = faulty_replicas(self.param_groups)
             if faulty and self._on_nonfinite == "raise":
                 raise NonFiniteGradient(found, faulty)
             self.skipped += bool(faulty)
@@ -366,7 +357,7 @@ class Optimizer(torch.optim.Optimizer):
             motion, surface = self._motions[i], self._surfaces[i]
             momenta = "p" in word.needs
             if motion is None or motion.stale(momenta):
-                names = [name for name, _ in _named(group, first)]
+                names = [name for name, _ in named(group, first)]
                 if isinstance(surface, Surface):
                     motion = Constrained(group["params"], names, momenta, self.state, surface, self._lanes)
                 else:
@@ -374,7 +365,7 @@ class Optimizer(torch.optim.Optimizer):
                     motion = Motion(group["params"], names, momenta, self.state, not self._foreach, self._lanes)
                 self._motions[i] = motion
             first += len(group["params"])
-            motion.begin(size, size["ω"], gradient and (group["every"] == 1 or _due(group)), self._resting)
+            motion.begin(size, size["ω"], gradient and (group["every"] == 1 or due(group)), self._resting)
             if "ξ" in word.needs and not isinstance(size["ξ"], torch.Tensor) and motion.live:
                 block = motion.live[0]
                 wide = torch.float64 if block.dtype is torch.float64 else torch.float32
@@ -386,49 +377,6 @@ class Optimizer(torch.optim.Optimizer):
             motions.append(motion)
         return motions
 
-    def _faulty_gradients(self) -> dict[str, str]:
-        """The non-finite gradients by name; a gradient of the wrong kind is an error at once."""
-        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        first = 0
-        for group in self.param_groups:
-            for i, param in enumerate(group["params"]):
-                grad = param.grad
-                if grad is None:
-                    continue
-                if grad.shape != param.shape:
-                    name = _named(group, first)[i][0]
-                    raise ValueError(
-                        f"{name!r} has shape {tuple(param.shape)} and a gradient of shape {tuple(grad.shape)}: it was "
-                        "replaced after the backward pass; call backward() again"
-                    )
-                if grad.layout is not torch.strided or grad.is_complex():
-                    name = _named(group, first)[i][0]
-                    kind = "complex" if grad.is_complex() else "sparse"
-                    fix = "use nn.Embedding(..., sparse=False)" if kind == "sparse" else "use torch.view_as_real"
-                    raise TypeError(f"the gradient of {name!r} is {kind}; tether needs dense real gradients: {fix}")
-                alike.setdefault((grad.dtype, grad.device), []).append(grad)
-            first += len(group["params"])
-        if all(_finite(grads) for grads in alike.values()):
-            return {}
-        found, first = {}, 0
-        for group in self.param_groups:
-            for name, param in _named(group, first):
-                if param.grad is not None and not param.grad.isfinite().all():
-                    nan, inf = int(param.grad.isnan().sum()), int(param.grad.isinf().sum())
-                    found[name] = f"{nan} nan and {inf} inf of {param.numel()}"
-            first += len(group["params"])
-        return found
-
-    def _faulty_replicas(self) -> list[int]:
-        """Those with a non-finite gradient, but for the stopped ones."""
-        faulty: set[int] = set()
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    rows = param.grad.reshape(len(param), -1).isfinite().all(1)
-                    faulty |= set((~rows).nonzero().flatten().tolist())
-        return sorted(faulty - set(self.param_groups[0]["stopped"]))
-
     def stop(self, replicas: Iterable[int]) -> None:
         """Let these replicas, by their place along the first axis, stand still from now on; the others go on."""
         chosen = {int(i) for i in replicas}
@@ -437,27 +385,8 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["stopped"] = tuple(sorted(chosen | set(group["stopped"])))
 
-    def _hold_back(self) -> tuple[list[int], list[tuple[torch.Tensor, torch.Tensor]], list[Any]] | None:
-        """What belongs to replicas that rest, to be put back after the step."""
-        if not self._resting:
-            return None
-        rows = list(self._resting)
-        tensors = [x for group in self.param_groups for x in group["params"]]
-        tensors += [y for x in tensors for y in self.state.get(x, {}).values() if y.dim()]
-        return rows, [(x, x.detach()[rows].clone()) for x in tensors], [g["thermostat"] for g in self.param_groups]
-
-    def _put_back(self, held: tuple[list[int], list[tuple[torch.Tensor, torch.Tensor]], list[Any]] | None) -> None:
-        if held is None:
-            return
-        rows, tensors, thermostats = held
-        for x, values in tensors:
-            x[rows] = values
-        for group, before in zip(self.param_groups, thermostats, strict=True):
-            if isinstance(group["thermostat"], torch.Tensor) and group["thermostat"].dim():
-                group["thermostat"][rows] = before[rows]
-
     def _count_step(self, sizes: list[dict[str, Any]]) -> None:
-        if all(_zero(size["lr"]) for size in sizes):
+        if all(zero(size["lr"]) for size in sizes):
             return  # nothing moved: distributed checkpointing steps like this to make the state
         for group, size in zip(self.param_groups, sizes, strict=True):
             group["step"] += 1
@@ -476,32 +405,6 @@ class Optimizer(torch.optim.Optimizer):
                     "the parameter was replaced; build a new optimizer"
                 )
 
-    def _snapshot(self) -> list[Any]:
-        """Copies of all that a step changes."""
-
-        def held(param: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {key: value.clone() for key, value in self.state.get(param, {}).items()}
-
-        return [
-            (group["thermostat"], [(x, x.detach().clone(), held(x)) for x in group["params"]])
-            for group in self.param_groups
-        ]
-
-    def _restore(self, saved: list[Any], unless: set[torch.Tensor] | None = None) -> None:
-        """Undo a step, or what it did to all but some parameters; momenta that it made go back to rest."""
-        for group, (thermostat, tensors) in zip(self.param_groups, saved, strict=True):
-            if unless is None:
-                group["thermostat"] = thermostat
-            for param, value, state in tensors:
-                if unless is not None and param in unless:
-                    continue
-                param.copy_(value)
-                for key, tensor in self.state.get(param, {}).items():
-                    if key in state:
-                        tensor.copy_(state[key])
-                    elif key == "momentum":
-                        tensor.zero_()
-
     def temperature(self) -> dict[str, Any]:
         """Kinetic temperature pᵀp/N of each part, as the last step left its momenta; with replicas one for each.
 
@@ -519,7 +422,7 @@ class Optimizer(torch.optim.Optimizer):
                     momenta = self.state[x]["momentum"].detach().double().reshape(self._lanes.rows, -1)
                     squares += momenta.square().sum(1).cpu()
                 whole = moving if not getattr(surface, "together", False) else group["params"]
-                count = _degrees(surface, whole, self._lanes)
+                count = degrees(surface, whole, self._lanes)
             each = squares / count if count else squares + math.nan
             result[label] = each if self._batch_dims else float(each)
         return result
@@ -532,7 +435,7 @@ class Optimizer(torch.optim.Optimizer):
             if isinstance(surface, Surface):
                 # a part between its steps asks for no gradient, and is on its surface all the same
                 trained = group.get("trained") or [param.requires_grad for param in group["params"]]
-                moving = [row for row, yes in zip(_named(group, 0), trained, strict=True) if yes]
+                moving = [row for row, yes in zip(named(group, 0), trained, strict=True) if yes]
                 for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], surface):
                     stack = Stack(mine, labels, surface, self._lanes)
                     point = stack.surface.embed(stack.point(self.state), stack.gather(mine))
@@ -569,35 +472,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint; the words must be those it was saved with."""
-        for i, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
-            if saved.get("word") != group["word"]:
-                raise ValueError(
-                    f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
-                    f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
-                )
-            if saved.get("metric") != group["metric"]:
-                raise ValueError(
-                    f"part {group['where']!r} (group {i}) has the metric {group['metric']}, but the checkpoint was "
-                    f"saved with {saved.get('metric')}: build the optimizer with the checkpoint's parts"
-                )
-            if saved.get("on") != group["on"]:
-                raise ValueError(
-                    f"part {group['where']!r} (group {i}) is on {group['on']}, but the checkpoint was saved on "
-                    f"{saved.get('on')}: build the optimizer with the checkpoint's parts"
-                )
-            for j, (name, param) in zip(saved["params"], _named(group, 0), strict=False):
-                momentum = state_dict["state"].get(j, {}).get("momentum")
-                surface, dims = self._surfaces[i], self._batch_dims
-                expected = tuple(param.shape)
-                if isinstance(surface, Surface):
-                    whole = (sum(x.numel() for x in group["params"]) // self._lanes.rows,)
-                    own = surface.coordinates(whole if surface.together else param.shape[dims:])
-                    expected = (*param.shape[:dims], *own)
-                if momentum is not None and tuple(momentum.shape) != expected:
-                    raise ValueError(
-                        f"{name!r} has shape {tuple(param.shape)} and so a momentum of shape {expected}, but the one "
-                        f"in the checkpoint has {tuple(momentum.shape)}: this is the checkpoint of another model"
-                    )
+        check_checkpoint(state_dict, self.param_groups, self._surfaces, self._lanes)
         with torch.no_grad():
             for group, cycle in self._cyclic():
                 cycle.unload(group, self.state)
@@ -637,107 +512,3 @@ class Optimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return self.describe()
-
-
-def _groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the user gave, as torch param groups with every field filled in."""
-    if isinstance(params, torch.nn.Module):
-        params = params.named_parameters()
-    if isinstance(params, torch.Tensor):
-        raise TypeError("params is one tensor; put it in a list: Optimizer([tensor], lr=...)")
-    given = list(params)
-    if not given:
-        raise ValueError("no parameters to move: pass model.named_parameters()")
-    if isinstance(given[0], dict):
-        if parts is not None:
-            raise ValueError("param-group dicts are parts themselves: pass named_parameters() to use parts=[...]")
-        return given
-    if parts is None:
-        return [{"params": given}]
-    if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, Part) for part in parts):
-        raise TypeError(f"parts={parts!r} must be a list of tether.Part, e.g. [tether.Part('*')]")
-    rows = [part.row(defaults) for part in parts]
-    if not isinstance(given[0], tuple):
-        if len(parts) > 1 or parts[0].where != "*":
-            raise ValueError("parts are matched by name: pass model.named_parameters() instead of model.parameters()")
-        return [{"params": given, **rows[0]}]
-    named: Named = given
-    return [{"params": mine, **row} for mine, row in zip(match(named, parts), rows, strict=True)]
-
-
-def _named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
-    """Names and parameters of a group; a parameter without a name is called by its number."""
-    params = group["params"]
-    return list(zip(group.get("param_names") or [str(first + i) for i in range(len(params))], params, strict=True))
-
-
-def _lanes(name: str, param: torch.Tensor, batch_dims: int) -> Lanes:
-    """Which replicas a parameter holds, and by which numbers their noise is named."""
-    numbers = getattr(param, "replicas", None)
-    if not batch_dims:
-        return Lanes(1, numbers) if numbers is not None and len(numbers) == 1 else Lanes()
-    if param.dim() == 0 or not len(param):
-        raise ValueError(f"parameter {name!r} of shape {tuple(param.shape)} has no axis of replicas: use batch_dims=0")
-    rows = len(param)
-    return Lanes(rows, tuple(range(rows)) if numbers is None or len(numbers) != rows else tuple(numbers), True)
-
-
-def _due(group: Mapping[str, Any]) -> bool:
-    return bool(group["step"] % group["every"] == 0)
-
-
-def _zero(lr: Any) -> bool:
-    return not bool(lr.any()) if isinstance(lr, torch.Tensor) else lr == 0
-
-
-def _degrees(surface: Surface | Free, params: list[torch.Tensor], lanes: Lanes) -> int:
-    """Degrees of freedom of one replica: the number of parameters, minus the constraints."""
-    if isinstance(surface, Free):
-        return sum(param.numel() for param in params) // lanes.rows
-    groups = stacks(params, [""] * len(params), surface)
-    bound = [Stack(mine, names, surface, lanes) for mine, names in groups]
-    return sum((1 if b.joint else len(b.params)) * b.surface.dimension(b.shape) for b in bound)
-
-
-def _values(group: dict[str, Any], known: dict[int, Any], replicas: int) -> dict[str, Any]:
-    """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them.
-
-    A tensor with a number for each replica is made double once, and `known` as long as nobody writes to it.
-    """
-    fields = tuple([group[name] for name in NUMERIC])
-    where = group["where"]
-    if all(type(value) is float for value in fields):
-        numbers = _checked(where, fields)
-    else:
-        given: list[Any] = []
-        for name, value in zip(NUMERIC, fields, strict=True):
-            if isinstance(value, torch.Tensor) and value.dim():
-                kept = known.get(id(value))
-                if kept is None or kept[0] is not value or kept[1] != value._version:
-                    number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
-                    kept = known[id(value)] = (value, value._version, value.detach().double().cpu().clone())
-                given.append(kept[2])
-            else:
-                given.append(number(f"part {where!r}", name, value, allow_infinite=name == "friction"))
-        numbers = tuple(given)
-    values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ", "ω"), numbers, strict=True))
-    values["ξ"] = group["thermostat"]
-    if not isinstance(values["ξ"], torch.Tensor):
-        number(f"part {where!r}", "thermostat", values["ξ"], allow_negative=True)
-    return values
-
-
-@lru_cache(maxsize=1024)
-def _checked(where: str, fields: tuple[Any, ...]) -> tuple[float, ...]:
-    part = f"part {where!r}"
-    named = zip(NUMERIC, fields, strict=True)
-    return tuple(number(part, name, value, allow_infinite=name == "friction") for name, value in named)
-
-
-def _finite(grads: list[torch.Tensor]) -> bool:
-    """Are these gradients, alike in dtype and device, finite? A sum that is not may be mere overflow."""
-    first = grads[0]
-    if native.serves(first.dtype, first.device) and all(grad.is_contiguous() for grad in grads):
-        return native.finite(first.dtype, native.integers([x.numel() for x in grads]), native.addresses(grads))
-    sums = torch.stack([grad.sum(dtype=torch.float32) for grad in grads])
-    return bool(sums.isfinite().all()) or all(bool(grad.isfinite().all()) for grad in grads)

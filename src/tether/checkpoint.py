@@ -1,0 +1,47 @@
+"""Checkpoints: is this one of the optimizer it is loaded into?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tether.motion import Lanes
+from tether.rows import named
+from tether.surfaces import Free, Surface
+
+__all__ = ["check_checkpoint"]
+
+
+def check_checkpoint(
+    state_dict: dict[str, Any], groups: list[dict[str, Any]], surfaces: Sequence[Surface | Free], lanes: Lanes
+) -> None:
+    """Raise unless words, metrics, surfaces and shapes are those of the optimizer."""
+    for i, (saved, group) in enumerate(zip(state_dict["param_groups"], groups, strict=False)):
+        if saved.get("word") != group["word"]:
+            raise ValueError(
+                f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
+                f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
+            )
+        if saved.get("metric") != group["metric"]:
+            raise ValueError(
+                f"part {group['where']!r} (group {i}) has the metric {group['metric']}, but the checkpoint was "
+                f"saved with {saved.get('metric')}: build the optimizer with the checkpoint's parts"
+            )
+        if saved.get("on") != group["on"]:
+            raise ValueError(
+                f"part {group['where']!r} (group {i}) is on {group['on']}, but the checkpoint was saved on "
+                f"{saved.get('on')}: build the optimizer with the checkpoint's parts"
+            )
+        for j, (name, param) in zip(saved["params"], named(group, 0), strict=False):
+            momentum = state_dict["state"].get(j, {}).get("momentum")
+            surface, dims = surfaces[i], int(lanes.batched)
+            expected = tuple(param.shape)
+            if isinstance(surface, Surface):
+                whole = (sum(x.numel() for x in group["params"]) // lanes.rows,)
+                own = surface.coordinates(whole if surface.together else param.shape[dims:])
+                expected = (*param.shape[:dims], *own)
+            if momentum is not None and tuple(momentum.shape) != expected:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(param.shape)} and so a momentum of shape {expected}, but the one "
+                    f"in the checkpoint has {tuple(momentum.shape)}: this is the checkpoint of another model"
+                )

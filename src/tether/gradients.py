@@ -1,0 +1,82 @@
+"""Gradients as they come: which of them cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tether import native
+from tether.rows import named
+
+__all__ = ["NonFiniteGradient", "faulty_gradients", "faulty_replicas", "finite"]
+
+Groups = list[dict[str, Any]]
+
+
+class NonFiniteGradient(RuntimeError):
+    """A gradient holds inf or nan; nothing has been moved. `names` are the parameters concerned."""
+
+    def __init__(self, found: Mapping[str, str], replicas: Sequence[int] = ()) -> None:
+        where = "; ".join(f"{name!r} ({what})" for name, what in found.items())
+        where += f"; replica {', '.join(map(str, replicas))}" if replicas else ""
+        super().__init__(
+            f"non-finite gradient in {where}. No parameter was moved: lower lr or clip the gradient, "
+            "or skip such steps with Optimizer(..., on_nonfinite='skip')"
+        )
+        self.names, self.replicas = tuple(found), tuple(replicas)
+
+
+def faulty_gradients(groups: Groups) -> dict[str, str]:
+    """The non-finite gradients by name; a gradient of the wrong kind is an error at once."""
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    first = 0
+    for group in groups:
+        for i, param in enumerate(group["params"]):
+            grad = param.grad
+            if grad is None:
+                continue
+            if grad.shape != param.shape:
+                name = named(group, first)[i][0]
+                raise ValueError(
+                    f"{name!r} has shape {tuple(param.shape)} and a gradient of shape {tuple(grad.shape)}: it was "
+                    "replaced after the backward pass; call backward() again"
+                )
+            if grad.layout is not torch.strided or grad.is_complex():
+                name = named(group, first)[i][0]
+                kind = "complex" if grad.is_complex() else "sparse"
+                fix = "use nn.Embedding(..., sparse=False)" if kind == "sparse" else "use torch.view_as_real"
+                raise TypeError(f"the gradient of {name!r} is {kind}; tether needs dense real gradients: {fix}")
+            alike.setdefault((grad.dtype, grad.device), []).append(grad)
+        first += len(group["params"])
+    if all(finite(grads) for grads in alike.values()):
+        return {}
+    found, first = {}, 0
+    for group in groups:
+        for name, param in named(group, first):
+            if param.grad is not None and not param.grad.isfinite().all():
+                nan, inf = int(param.grad.isnan().sum()), int(param.grad.isinf().sum())
+                found[name] = f"{nan} nan and {inf} inf of {param.numel()}"
+        first += len(group["params"])
+    return found
+
+
+def faulty_replicas(groups: Groups) -> list[int]:
+    """Those with a non-finite gradient, but for the stopped ones."""
+    faulty: set[int] = set()
+    for group in groups:
+        for param in group["params"]:
+            if param.grad is not None:
+                rows = param.grad.reshape(len(param), -1).isfinite().all(1)
+                faulty |= set((~rows).nonzero().flatten().tolist())
+    return sorted(faulty - set(groups[0]["stopped"]))
+
+
+def finite(grads: list[torch.Tensor]) -> bool:
+    """Are these gradients, alike in dtype and device, finite? A sum that is not may be mere overflow."""
+    first = grads[0]
+    if native.serves(first.dtype, first.device) and all(grad.is_contiguous() for grad in grads):
+        return native.finite(first.dtype, native.integers([x.numel() for x in grads]), native.addresses(grads))
+    sums = torch.stack([grad.sum(dtype=torch.float32) for grad in grads])
+    return bool(sums.isfinite().all()) or all(bool(grad.isfinite().all()) for grad in grads)

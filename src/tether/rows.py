@@ -1,0 +1,99 @@
+"""Rows: what the user gave, as torch param groups, and a group's fields as the letters' symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tether.motion import Lanes
+from tether.part import NUMERIC, Part, match, number
+
+__all__ = ["due", "lanes_of", "named", "param_groups", "symbols", "zero"]
+
+
+def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the user gave, as torch param groups with every field filled in."""
+    if isinstance(params, torch.nn.Module):
+        params = params.named_parameters()
+    if isinstance(params, torch.Tensor):
+        raise TypeError("params is one tensor; put it in a list: Optimizer([tensor], lr=...)")
+    given = list(params)
+    if not given:
+        raise ValueError("no parameters to move: pass model.named_parameters()")
+    if isinstance(given[0], dict):
+        if parts is not None:
+            raise ValueError("param-group dicts are parts themselves: pass named_parameters() to use parts=[...]")
+        return given
+    if parts is None:
+        return [{"params": given}]
+    if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, Part) for part in parts):
+        raise TypeError(f"parts={parts!r} must be a list of tether.Part, e.g. [tether.Part('*')]")
+    rows = [part.row(defaults) for part in parts]
+    if not isinstance(given[0], tuple):
+        if len(parts) > 1 or parts[0].where != "*":
+            raise ValueError("parts are matched by name: pass model.named_parameters() instead of model.parameters()")
+        return [{"params": given, **rows[0]}]
+    return [{"params": mine, **row} for mine, row in zip(match(given, parts), rows, strict=True)]
+
+
+def named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
+    """Names and parameters of a group; a parameter without a name is called by its number."""
+    params = group["params"]
+    return list(zip(group.get("param_names") or [str(first + i) for i in range(len(params))], params, strict=True))
+
+
+def lanes_of(name: str, param: torch.Tensor, batch_dims: int) -> Lanes:
+    """Which replicas a parameter holds, and by which numbers their noise is named."""
+    numbers = getattr(param, "replicas", None)
+    if not batch_dims:
+        return Lanes(1, numbers) if numbers is not None and len(numbers) == 1 else Lanes()
+    if param.dim() == 0 or not len(param):
+        raise ValueError(f"parameter {name!r} of shape {tuple(param.shape)} has no axis of replicas: use batch_dims=0")
+    rows = len(param)
+    return Lanes(rows, tuple(range(rows)) if numbers is None or len(numbers) != rows else tuple(numbers), True)
+
+
+def due(group: Mapping[str, Any]) -> bool:
+    return bool(group["step"] % group["every"] == 0)
+
+
+def zero(lr: Any) -> bool:
+    return not bool(lr.any()) if isinstance(lr, torch.Tensor) else lr == 0
+
+
+def symbols(group: dict[str, Any], known: dict[int, Any], replicas: int) -> dict[str, Any]:
+    """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them.
+
+    A tensor with a number for each replica is made double once, and `known` as long as nobody writes to it.
+    """
+    fields = tuple([group[name] for name in NUMERIC])
+    where = group["where"]
+    if all(type(value) is float for value in fields):
+        numbers = _checked(where, fields)
+    else:
+        given: list[Any] = []
+        for name, value in zip(NUMERIC, fields, strict=True):
+            if isinstance(value, torch.Tensor) and value.dim():
+                kept = known.get(id(value))
+                if kept is None or kept[0] is not value or kept[1] != value._version:
+                    number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
+                    kept = known[id(value)] = (value, value._version, value.detach().double().cpu().clone())
+                given.append(kept[2])
+            else:
+                given.append(number(f"part {where!r}", name, value, allow_infinite=name == "friction"))
+        numbers = tuple(given)
+    values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ", "ω"), numbers, strict=True))
+    values["ξ"] = group["thermostat"]
+    if not isinstance(values["ξ"], torch.Tensor):
+        number(f"part {where!r}", "thermostat", values["ξ"], allow_negative=True)
+    return values
+
+
+@lru_cache(maxsize=1024)
+def _checked(where: str, fields: tuple[Any, ...]) -> tuple[float, ...]:
+    part = f"part {where!r}"
+    named = zip(NUMERIC, fields, strict=True)
+    return tuple(number(part, name, value, allow_infinite=name == "friction") for name, value in named)
