@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import time
 from collections.abc import Callable
 
 import torch
@@ -70,12 +71,17 @@ class ResNet(nn.Module):
 
 
 def compare(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, rounds: int) -> None:
-    def trained(net: nn.Module, opt: torch.optim.Optimizer, steps: int = 1) -> Callable[[], None]:
+    def trained(
+        net: nn.Module, opt: torch.optim.Optimizer, steps: int = 1, between: list[float] | None = None
+    ) -> Callable[[], None]:
         def run() -> None:
-            for _ in range(steps):
+            for i in range(steps):
                 opt.zero_grad()
                 cross_entropy(net(x), y).backward()
+                began = time.perf_counter()
                 opt.step()
+                if i and between is not None:
+                    between.append(time.perf_counter() - began)
 
         return run
 
@@ -92,8 +98,10 @@ def compare(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, round
         "multirate, no drift": {"drift": False},
         "multirate, slow part in eval": {"slow_eval": True},
     }
+    between: dict[str, list[float]] = {label: [] for label in options}
     for net, (label, fields) in zip(rest, options.items(), strict=True):
-        calls[label] = trained(net, tether.methods.multirate_sgd(net, fast="head.*", k=K, lr=0.05, **fields), K)
+        opt = tether.methods.multirate_sgd(net, fast="head.*", k=K, lr=0.05, **fields)
+        calls[label] = trained(net, opt, K, between[label])
     times = interleave(calls, rounds, name)
     one = [(a + (K - 1) * b) / K for a, b in zip(times["full step"], times["forward and head"], strict=True)]
     bound = ratio(times["full step"], one)
@@ -104,6 +112,9 @@ def compare(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor, round
         gain = ratio(times["full step"], [t / K for t in times[label]])
         share = f"{gain:.2f}×, {100 * gain / bound:.0f} % of the bound"
         print(f"{'':<10} {label:<30} {middle[label] / K:>8.1f} ms   {share}", flush=True)
+    drift, none = (1e3 * statistics.median(between[label]) for label in ("multirate", "multirate, no drift"))
+    share = 100 * (drift - none) / middle["forward and head"]
+    print(f"{'':<10} {'drift of the slow part':<30} {drift - none:>8.1f} ms   {share:.1f} % of a fast step", flush=True)
 
 
 def main() -> None:
