@@ -1,5 +1,6 @@
 """Quantities of a network: each function leaves it as it was."""
 
+from tether.measure.agreement import Agreement, agreement
 from tether.measure.boundary import Boundary, boundary
 from tether.measure.boundary_curvature import Curvature, boundary_curvature
 from tether.measure.configurational import Configurational, configurational_temperature
@@ -10,6 +11,7 @@ from tether.measure.kinetic import Equipartition, equipartition, kinetic_tempera
 from tether.measure.line import LinearPath, layer_paths, linear_path
 from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
+from tether.measure.morph import Morph, morph
 from tether.measure.path import balance, group_norm, path_norm, rescale
 from tether.measure.prediction_gradient import PredictionGradient, prediction_gradient
 from tether.measure.separator import HardMargin, NotSeparable, hard_margin
@@ -17,6 +19,7 @@ from tether.measure.spectrum import Spectrum, Unconverged, hessian_spectrum
 from tether.measure.states import between, distance
 
 __all__ = [
+    "Agreement",
     "Boundary",
     "Configurational",
     "Curvature",
@@ -28,11 +31,13 @@ __all__ = [
     "LinearPath",
     "Margin",
     "MinimumNorm",
+    "Morph",
     "NotSeparable",
     "PredictionGradient",
     "Spectrum",
     "Trace",
     "Unconverged",
+    "agreement",
     "balance",
     "between",
     "boundary",
@@ -52,6 +57,7 @@ __all__ = [
     "linear_path",
     "margin",
     "minimum_norm",
+    "morph",
     "path_norm",
     "prediction_gradient",
     "rescale",
