@@ -24,6 +24,26 @@ CASES = [
     ),
     ("layer_paths", lambda net, data: measure.layer_paths(net, start_of(net), net.state_dict(), data, 3)),
     ("path_norm", lambda net, data: measure.path_norm(net[0])),
+    ("boundary", lambda net, data: measure.boundary(planar(net), (-1, 1, -1, 1), grid=9)),
+    ("boundary_curvature", lambda net, data: measure.boundary_curvature(planar(net), (-1, 1, -1, 1), grid=9)),
+    (
+        "boundary_curvature by autograd",
+        lambda net, data: measure.boundary_curvature(
+            nn.Sequential(planar(net), nn.Tanh()), (-9, 9, -9, 9), grid=9, smoothing=0
+        ),
+    ),
+    (
+        "boundary of a random function",
+        lambda net, data: measure.boundary(lambda p: p[:, 0] + torch.rand(1) + random.random(), (-1, 1, -1, 1), grid=9),
+    ),
+    ("prediction_gradient", lambda net, data: measure.prediction_gradient(planar(net), (-1, 1, -1, 1), points=9)),
+    ("configurational_temperature", lambda net, data: measure.configurational_temperature(net, data)),
+    (
+        "configurational_temperature of draws",
+        lambda net, data: measure.configurational_temperature(net, data, draws=[start_of(net)] * 2, probes=2),
+    ),
+    ("histograms", lambda net, data: measure.histograms()(1, net, None)),
+    ("morph", lambda net, data: measure.morph(net, data[0][0], data[0][1])),
 ]
 
 
@@ -36,6 +56,11 @@ def network():
     net[1].eval()
     net[4].bias.requires_grad_(False)
     return net, (x, y)
+
+
+def planar(net):
+    """The network on the plane z = 0."""
+    return nn.Sequential(nn.ConstantPad1d((0, 1), 0.0), net)
 
 
 def start_of(net):
