@@ -281,6 +281,55 @@ def test_bad_input_is_named():
     assert "none, as ⟨ΔU⟩ ≤ 0" in str(hill)
 
 
+class Hugging(nn.Module):
+    """Takes and gives dictionaries, as Hugging Face's models do, with a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self, inputs, labels=None):
+        logits = inputs @ self.k
+        return {"logits": logits, "loss": (logits - labels).square().mean() / 2}
+
+
+def test_dictionaries_with_the_model_s_own_loss():
+    """Linear regression: ∇U = ⟨(x·k − y) x⟩ and ΔU = ⟨|x|²⟩, over all 3 rows of both batches."""
+    x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]), torch.tensor([0.0, 0.0, 0.0])
+    data = [{"inputs": x[:2], "labels": y[:2]}, {"inputs": x[2:], "labels": y[2:]}]
+    found = measure.configurational_temperature(Hugging(), data)
+    # residuals 1, 4, 3: ∇U = (1 + 3, 8 + 3)/3, ΔU = (1 + 4 + 2)/3
+    assert float(found.gradient_squares) == pytest.approx((16 + 121) / 9)
+    assert float(found.laplacians) == pytest.approx(7 / 3)
+    assert found.virial == pytest.approx((1 * 4 + 2 * 11) / 3 / 2)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x * self.w, x, x * self.w).sum((1, 2, 3))
+
+
+def test_attention_has_second_derivatives():
+    """Central differences of U in double precision, to 1e-5."""
+    x, y = torch.randn(3, 1, 5, 8, generator=torch.Generator().manual_seed(0)).double(), torch.zeros(3).double()
+    model, h = Attention().double(), 1e-3
+    found = measure.configurational_temperature(model, (x, y), nn.functional.mse_loss)
+    w = model.w.detach().clone()
+
+    @torch.no_grad()
+    def energy_at(v):
+        model.w.copy_(v)
+        return float(nn.functional.mse_loss(model(x), y))
+
+    steps = h * torch.eye(8).double()
+    expected = sum(energy_at(w + e) + energy_at(w - e) - 2 * energy_at(w) for e in steps) / h**2
+    assert float(found.laplacians) == pytest.approx(expected, rel=1e-5)
+
+
 # Histograms over time
 
 

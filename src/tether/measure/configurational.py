@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tether.measure.batches import batches, loss_of
 from tether.measure.each import each
@@ -38,9 +39,13 @@ class Configurational:
     virials: torch.Tensor  # θ·∇U
 
     def __str__(self) -> str:
-        form = f"{self.mean:.4g} ± {self.error:.2g}" if not math.isnan(self.mean) else "none, as ⟨ΔU⟩ ≤ 0"
-        virial = f"{self.virial:.4g} ± {self.virial_error:.2g}"
-        return f"configurational temperature {form}, virial {virial}, from {self.laplacians.numel()} draws"
+        shown = [
+            f"{value:.4g}" + ("" if math.isnan(error) else f" ± {error:.2g}")
+            for value, error in ((self.mean, self.error), (self.virial, self.virial_error))
+        ]
+        form = "none, as ⟨ΔU⟩ ≤ 0" if math.isnan(self.mean) else shown[0]
+        count = self.laplacians.numel()
+        return f"configurational temperature {form}, virial {shown[1]}, from {count} draw{'s' * (count > 1)}"
 
     def plot(self, ax: Any = None) -> Any:
         """Both readings as they settle with the number of draws."""
@@ -104,7 +109,7 @@ def configurational_temperature(
     generator = torch.Generator().manual_seed(seed)
     kept = None if data is None else batches(data)
     found: list[list[tuple[float, float, float]]] = []
-    with untouched(model):
+    with untouched(model), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivatives
         for chain in _chains(draws, named):
             found.append([])
             for state in chain:
