@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tether import measure
 
@@ -44,7 +45,27 @@ CASES = [
     ),
     ("histograms", lambda net, data: measure.histograms()(1, net, None)),
     ("morph", lambda net, data: measure.morph(net, data[0][0], data[0][1])),
+    ("hessian_spectrum", lambda net, data: measure.hessian_spectrum(net, data)),
+    (
+        "hessian_spectrum, Lanczos on a shuffling loader",
+        lambda net, data: measure.hessian_spectrum(net, shuffled(data), top=2, dense=0),
+    ),
+    ("hessian_trace", lambda net, data: measure.hessian_trace(net, data, dense=0)),
+    ("spectral_density", lambda net, data: measure.spectral_density(net, data, dense=0)),
+    ("minimum_norm", lambda net, data: measure.minimum_norm(data[0], torch.ones(12, 4), net[:2], start=net[:2])),
+    ("hard_margin", lambda net, data: measure.hard_margin(data[0], data[0][:, 0] > 0, column(net))),
+    ("margin", lambda net, data: measure.margin(net, data)),
+    ("homogeneity", lambda net, data: measure.homogeneity(net, data)),
 ]
+
+
+def shuffled(data):
+    return DataLoader(TensorDataset(*data), batch_size=5, shuffle=True)
+
+
+def column(net):
+    """The mean of the first layer: linear, with one output, the same parameters."""
+    return nn.Sequential(net[0], net[1], nn.AdaptiveAvgPool1d(1))
 
 
 def network():

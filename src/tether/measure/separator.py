@@ -61,7 +61,7 @@ class HardMargin:
 
         ax = plt.subplots()[1] if ax is None else ax
         order = self.multipliers.argsort(descending=True)
-        ax.bar([str(i) for i in self.support[order].tolist()], self.multipliers[order])
+        ax.bar([str(i) for i in self.support[order].tolist()], self.multipliers[order].tolist())
         ax.set_xlabel("support vector")
         ax.set_ylabel("multiplier")
         ax.set_title(str(self), fontsize="small")
