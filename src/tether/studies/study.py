@@ -1,0 +1,128 @@
+"""Study: a claim of a paper, an experiment that tests it, and what came out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tether.studies.lab import Lab
+
+__all__ = ["HELD", "NOT_HELD", "UNDECIDED", "Claim", "Study", "Table", "less", "mean_error", "more", "near", "yes"]
+
+HELD, NOT_HELD, UNDECIDED = "held", "not held", "not decided"
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, what it gives as its number, what was measured here, and whether that bears it out."""
+
+    text: str
+    published: str
+    measured: str
+    verdict: str
+    evidence: str = ""  # the statistics behind the verdict
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text or numbers under a head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment by its name, at three scales.
+
+    Args:
+        name: as `tether run` takes it, e.g. ``fig-3.8``.
+        title: the claim in a line.
+        source: document and figure or table.
+        config: a frozen dataclass of plain values; its defaults end within ten minutes on two cores.
+        run: the experiment: ``run(config, lab)`` returns results, plain values and arrays by name.
+        claims: ``claims(results, config)`` sets measured beside published and says what holds.
+        draw: ``draw(results, config)`` returns figures by name, drawn like the paper's.
+        tables: ``tables(results, config)`` returns the numbers behind them.
+        quick: fields of the config for a run of seconds, which shows that the program works and decides nothing.
+        full: fields of the config for the paper's scale.
+        data: the data sets it needs, by the names of their folders.
+        notes: what differs from the paper, and why.
+    """
+
+    name: str
+    title: str
+    source: str
+    config: type
+    run: Callable[[Any, Lab], Results]
+    claims: Callable[[Results, Any], list[Claim]]
+    draw: Callable[[Results, Any], Mapping[str, Any]] = lambda results, config: {}
+    tables: Callable[[Results, Any], Sequence[Table]] = lambda results, config: ()
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    full: Mapping[str, Any] = field(default_factory=dict)
+    data: Sequence[str] = ()
+    notes: str = ""
+
+    def at(self, scale: str, **changes: Any) -> Any:
+        """The config at a scale, ``default``, ``quick`` or ``full``, with some fields changed."""
+        fields = {"default": {}, "quick": self.quick, "full": self.full}[scale]
+        config = replace(self.config(), **{**fields, **changes})
+        for name, value in asdict(config).items():
+            if not isinstance(value, int | float | str | bool | tuple | None):
+                raise TypeError(
+                    f"{self.name}: {name}={value!r} is no plain value: use numbers, text and tuples of them"
+                )
+        return config
+
+
+# Judges. A difference of less than two standard errors decides nothing.
+
+
+def mean_error(values: Any) -> tuple[float, float]:
+    """Mean and standard error; the error of a single value is unknown, nan."""
+    x = np.asarray(values, dtype=float).ravel()
+    return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+
+
+def more(a: Any, b: Any, by: float = 0.0, errors: float = 2.0) -> tuple[str, str]:
+    """Is a more than b, by at least so much? Verdict and evidence from the runs of both.
+
+    >>> more([3.0, 3.1, 2.9, 3.0], [1.0, 1.1, 0.9, 1.0])
+    ('held', 'difference 2 ± 0.058 over 4 and 4 runs')
+    """
+    (ma, ea), (mb, eb) = mean_error(a), mean_error(b)
+    difference, error = ma - mb - by, math.hypot(ea, eb)
+    text = f"difference {ma - mb:.3g} ± {error:.2g} over {np.size(a)} and {np.size(b)} runs"
+    if math.isnan(error):
+        return UNDECIDED, f"difference {ma - mb:.3g} of too few runs for an error"
+    if abs(difference) <= errors * error or math.isnan(difference):
+        return UNDECIDED, text
+    return (HELD if difference > 0 else NOT_HELD), text
+
+
+def less(a: Any, b: Any, by: float = 0.0, errors: float = 2.0) -> tuple[str, str]:
+    """Is a less than b, by at least so much?"""
+    return more(b, a, by, errors)
+
+
+def near(a: Any, b: Any, within: float, errors: float = 2.0) -> tuple[str, str]:
+    """Is the mean of a within so much of the mean of b, with the errors of both allowed for?"""
+    (ma, ea), (mb, eb) = mean_error(a), mean_error(b)
+    difference, error = abs(ma - mb), math.hypot(0 if math.isnan(ea) else ea, 0 if math.isnan(eb) else eb)
+    text = f"|difference| {difference:.3g} ± {error:.2g}, asked for: {within:.3g}"
+    if difference + errors * error <= within:
+        return HELD, text
+    return (NOT_HELD if difference - errors * error > within else UNDECIDED), text
+
+
+def yes(true: bool, evidence: str) -> tuple[str, str]:
+    """A claim that needs no statistics."""
+    return (HELD if true else NOT_HELD), evidence
