@@ -23,6 +23,13 @@ CASES = [
         "linear_path, recalibrated",
         lambda net, data: measure.linear_path(net, start_of(net), net.state_dict(), data, 3, batchnorm="recalibrate"),
     ),
+    ("surface", lambda net, data: measure.surface(net, start_of(net), None, None, data, 3, 3)),
+    (
+        "surface, recalibrated",
+        lambda net, data: measure.surface(
+            net, start_of(net), net.state_dict(), start_of(net), data, 3, 3, batchnorm="recalibrate"
+        ),
+    ),
     ("layer_paths", lambda net, data: measure.layer_paths(net, start_of(net), net.state_dict(), data, 3)),
     ("path_norm", lambda net, data: measure.path_norm(net[0])),
     ("boundary", lambda net, data: measure.boundary(planar(net), (-1, 1, -1, 1), grid=9)),

@@ -13,9 +13,11 @@ from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
 from tether.measure.morph import Morph, morph
 from tether.measure.path import balance, group_norm, path_norm, rescale
+from tether.measure.plane import Surface, random_directions, surface
 from tether.measure.prediction_gradient import PredictionGradient, prediction_gradient
 from tether.measure.separator import HardMargin, NotSeparable, hard_margin
 from tether.measure.spectrum import Spectrum, Unconverged, hessian_spectrum
+from tether.measure.starts import random_labels, start_at_barrier, transplant
 from tether.measure.states import between, distance
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "NotSeparable",
     "PredictionGradient",
     "Spectrum",
+    "Surface",
     "Trace",
     "Unconverged",
     "agreement",
@@ -60,7 +63,12 @@ __all__ = [
     "morph",
     "path_norm",
     "prediction_gradient",
+    "random_directions",
+    "random_labels",
     "rescale",
     "spectral_density",
+    "start_at_barrier",
+    "surface",
     "thermometer",
+    "transplant",
 ]

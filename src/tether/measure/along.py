@@ -1,12 +1,14 @@
 """Losses of a network at many states that are mixtures of a few, at the cost of what differs between them.
 
 In a chain of layers everything before the first one that moves is computed once. If that one is affine, so are its
-outputs in its parameters, Σ_j w_j (W_j x + b_j): they are computed once for each of the few states and mixed.
+outputs in its parameters, Σ_j w_j (W_j x + b_j): they are computed once for each of the few states and mixed; and a
+ReLU and a Linear layer behind it go through all points of a line at once (`kinks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
+from tether.measure import kinks
 from tether.measure.batches import Batch, Loss, batches, loss_in, outputs
 from tether.measure.states import State, mix, statistics
 from tether.measure.untouched import untouched
@@ -93,6 +96,8 @@ class _Walk:
         moved = [s[name] for s in states[:1] for stage in self.rest for name in stage.names.values()]
         self.keep = len(weights) * sum(x.numel() * x.element_size() for x in moved) <= ROOM
         self.kept: dict[int, list[dict[str, torch.Tensor]]] = {}
+        self.kinked = self.kinks()
+        self.bytes_per_row = len(weights) * self.kinked[0][0][0].nbytes if self.kinked else 0
 
     def over(self, data: Any) -> Found:
         count, points = 0, len(self.weights)
@@ -124,6 +129,9 @@ class _Walk:
         ends = [
             _call(layer, {own: state[name] for own, name in layer.names.items()}, args, kwargs) for state in self.states
         ]
+        if self.kinked and kinks.serves(ends, len(self.weights)) and len(ends[0]) * self.bytes_per_row <= ROOM:
+            behind = kinks.through(ends, *self.kinked, [alpha for _, alpha in self.weights])
+            return lambda p: _run(self.rest[3:], self.tensors(p)[3:], (behind[p],), {})
 
         def answer(p: int) -> Any:
             mixed = mix(ends, self.weights[p])
@@ -132,6 +140,20 @@ class _Walk:
             return _run(after, self.tensors(p)[1:], (mixed,), {})
 
         return answer
+
+    def kinks(self) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+        """Weights, turned, and biases of the Linear layer behind the first ReLU; None where `kinks` cannot serve."""
+        alphas = [row[-1] for row in self.weights]
+        increasing = all(a < b for a, b in pairwise(alphas))
+        line = all(len(row) == 2 and abs(row[0] + row[1] - 1) < 1e-12 for row in self.weights)
+        kinds = [type(stage.module) for stage in self.rest[:3]]
+        if not (self.affine and kinds == [nn.Linear, nn.ReLU, nn.Linear] and increasing and line):
+            return None
+        names = self.rest[2].names
+        turned = [state[names["weight"]].t().contiguous() for state in self.states]
+        biases = [state[names["bias"]] for state in self.states if "bias" in names]
+        finite = all(bool(bias.isfinite().all()) for bias in biases)
+        return (turned, biases) if finite and kinks.serves(turned, len(alphas)) else None
 
     def tensors(self, p: int) -> list[dict[str, torch.Tensor]]:
         if p in self.kept:
@@ -179,7 +201,7 @@ def _stage(module: nn.Module, place: str = "") -> Stage:
 def _call(stage: Stage, tensors: Mapping[str, torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if not tensors:
         return stage.module(*args, **kwargs)
-    if type(stage.module) is nn.Linear:
+    if type(stage.module) is nn.Linear and args:
         return functional.linear(args[0], tensors["weight"], tensors.get("bias"))
     # Every name is given, tied ones too: torch need not look for ties.
     return functional_call(stage.module, dict(tensors), args, dict(kwargs), tie_weights=False)
@@ -193,7 +215,7 @@ def _run(
 ) -> Any:
     """One stage after the other; the arguments may be overwritten."""
     for stage, own in zip(stages, tensors, strict=True):
-        fresh = args[0].relu_() if type(stage.module) is nn.ReLU else _call(stage, own, args, kwargs)
+        fresh = args[0].relu_() if type(stage.module) is nn.ReLU and args else _call(stage, own, args, kwargs)
         args, kwargs = (fresh,), {}
     return args[0]
 

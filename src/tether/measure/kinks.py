@@ -1,0 +1,74 @@
+"""Linear → ReLU → Linear at all points of a line at once: between its kinks the output is a parabola in α.
+
+With z_α = (1 − α) z_0 + α z_1 a hidden unit is on or off, and changes at most once. While S is the set of those on,
+
+    W_α relu(z_α) = (1 − α)² Σ_S z_0 W_0 + α(1 − α) Σ_S (z_0 W_1 + z_1 W_0) + α² Σ_S z_1 W_1,
+
+and the three sums change by one term at a kink: many points cost little more than a few. A bias is a unit that is
+always on, with z = 1. Compiled on first use; where that cannot be, the layers are run point by point.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tether import native
+
+__all__ = ["serves", "through"]
+
+FEW = 16  # points for which a product at each is as fast
+
+
+def serves(tensors: Sequence[torch.Tensor], points: int) -> bool:
+    """Can the kernel take these, pre-activations or weights, and is it worth while for so many points?"""
+    first = tensors[0]
+    if len(tensors) != 2 or points < FEW or first.dim() != 2 or any(x.dtype != first.dtype for x in tensors):
+        return False
+    if first.dtype not in native.SUFFIX or first.device.type != "cpu" or _library() is None:
+        return False
+    # what is infinite or no number must show, and a comparison would hide it
+    return all(math.isfinite(bound) for x in tensors if x.numel() for bound in x.aminmax())
+
+
+def through(
+    z: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], alphas: Sequence[float]
+) -> torch.Tensor:
+    """W_α relu(z_α) + b_α for increasing α: points × rows × outputs.
+
+    Args:
+        z: pre-activations at α = 0 and 1, rows × units.
+        weights: units × outputs, contiguous.
+        biases: may be none.
+        alphas: the points.
+    """
+    z = [x.contiguous() for x in z]
+    (rows, units), outputs, dtype = z[0].shape, weights[0].shape[1], z[0].dtype
+    out = torch.empty(len(alphas), rows, outputs, dtype=dtype)
+    base = torch.zeros(3, outputs, dtype=dtype)
+    if biases:
+        base = torch.stack((biases[0], biases[0] + biases[1], biases[1]))
+    places, threads = array("d", alphas), torch.get_num_threads()
+    sums = torch.empty(threads * 3 * outputs, dtype=dtype)
+    lists = torch.empty(threads * (len(alphas) + 2 * units), dtype=torch.int64)
+    at = [x.data_ptr() for x in (*z, *weights, base, out, sums, lists)]
+    _function(dtype)(rows, units, outputs, len(alphas), places.buffer_info()[0], *at, threads)
+    return out
+
+
+def _library() -> ctypes.CDLL | None:
+    return native.build("kinks.c")
+
+
+@lru_cache
+def _function(dtype: torch.dtype) -> Any:
+    function = getattr(_library(), f"kinks_{native.SUFFIX[dtype]}")
+    function.argtypes = [*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 9, ctypes.c_int64]
+    function.restype = None
+    return function
