@@ -1,0 +1,232 @@
+"""Runs that can be killed at any time, and the command around them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+from tether import studies
+from tether.cli import main
+from tether.studies.lab import Busy, Lab
+from tether.studies.runner import Job, folder_of, run_all, run_one
+from tether.studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Study, Table, less, mean_error, more, near, yes
+
+
+@dataclass(frozen=True)
+class Config:
+    pieces: int = 3
+    size: int = 4
+
+
+def dice(config, lab):
+    def throw():
+        return {"numbers": torch.randn(config.size), "other": np.random.rand(), "text": "six"}
+
+    return lab.pieces({f"throw {i}": throw for i in range(config.pieces)})
+
+
+def judged(results, config):
+    return [Claim("dice fall", "always", f"{len(results)} times", *yes(True, "seen"))]
+
+
+DICE = Study(
+    "dice",
+    "dice fall",
+    "nobody",
+    Config,
+    dice,
+    judged,
+    tables=lambda results, config: [Table(["throw", "number"], [[1, 0.5]])],
+    quick={"size": 1},
+)
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    def use(*found):
+        known = {study.name: study for study in found}
+        for module in ("tether.studies", "tether.report.results"):
+            monkeypatch.setattr(import_module(module), "studies", lambda: known)
+
+    return use
+
+
+def pieces(folder):
+    return {path.name: path.read_bytes() for path in sorted((folder / "pieces").glob("*.npz"))}
+
+
+def test_a_piece_is_done_once_and_comes_back_as_it_was_written(tmp_path):
+    lab = Lab(DICE, Config(), tmp_path, seed=0)
+    lab.open()
+    first = dice(lab.config, lab)
+    torch.manual_seed(99)
+    again = dice(lab.config, lab)
+    lab.close()
+    assert all(np.array_equal(first[p][key], again[p][key]) for p in first for key in first[p])
+    assert first["throw 0"]["text"].item() == "six"
+    assert not np.array_equal(first["throw 0"]["numbers"], first["throw 1"]["numbers"])  # each has its own seed
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["piece"] for line in lines] == ["throw 0", "throw 1", "throw 2"]
+    assert lines[0]["other"] == first["throw 0"]["other"].item()
+
+
+def test_pieces_depend_on_their_name_and_the_seed_alone(tmp_path):
+    found = {}
+    for name, seed, config in (("a", 0, Config()), ("b", 0, Config(pieces=2)), ("c", 1, Config())):
+        lab = Lab(DICE, config, tmp_path / name, seed)
+        lab.open()
+        found[name] = dice(config, lab)
+        lab.close()
+    assert np.array_equal(found["a"]["throw 1"]["numbers"], found["b"]["throw 1"]["numbers"])
+    assert not np.array_equal(found["a"]["throw 1"]["numbers"], found["c"]["throw 1"]["numbers"])
+
+
+def test_another_config_starts_anew_and_two_processes_do_not_share_a_folder(tmp_path):
+    lab = Lab(DICE, Config(), tmp_path, 0)
+    lab.open()
+    dice(lab.config, lab)
+    with pytest.raises(Busy, match="dice is being run by another process"):
+        Lab(DICE, Config(), tmp_path, 0).open()
+    lab.close()
+    other = Lab(DICE, Config(size=2), tmp_path, 0)
+    other.open()
+    assert not pieces(tmp_path)
+    assert dice(other.config, other)["throw 0"]["numbers"].shape == (2,)
+    other.close()
+
+
+def test_results_that_cannot_be_written_are_named(tmp_path):
+    lab = Lab(DICE, Config(), tmp_path, 0)
+    lab.open()
+    with pytest.raises(TypeError, match="piece 'odd': 'thing' is no number"):
+        lab.pieces({"odd": lambda: {"thing": object()}})
+    lab.close()
+
+
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
+    command = [sys.executable, "-m", "tether", "run", "fig-1.9", "--quick", "--set", "points=40", "steps=60"]
+
+    def start(out):
+        return subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    killed = start(tmp_path / "killed")
+    folder = tmp_path / "killed" / "fig-1.9" / "quick"
+    deadline = time.time() + 120
+    while not list(folder.glob("pieces/*.npz")) and killed.poll() is None and time.time() < deadline:
+        time.sleep(0.005)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (folder / "result.json").exists()
+    assert 1 <= len(pieces(folder)) < 4
+    assert start(tmp_path / "killed").wait() == 0
+    assert start(tmp_path / "whole").wait() == 0
+    whole = tmp_path / "whole" / "fig-1.9" / "quick"
+    assert pieces(folder) == pieces(whole)
+    a, b = (json.loads((path / "result.json").read_text()) for path in (folder, whole))
+    assert a["claims"] == b["claims"]
+
+
+# the command
+
+
+def test_a_study_that_fails_or_lacks_data_does_not_stop_the_others(tmp_path, listed, monkeypatch, capsys):
+    def fall(config, lab):
+        raise RuntimeError("the table broke")
+
+    monkeypatch.setenv("TETHER_DATA", str(tmp_path))
+    broken = Study("broken", "", "", Config, fall, judged)
+    hungry = Study("hungry", "", "", Config, dice, judged, data=("mnist", "pip:no-such-package"))
+    listed(broken, hungry, DICE)
+    assert main(["run", "all", "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    assert "RuntimeError: the table broke" in said.err
+    assert "put there the four files of MNIST" in said.err
+    assert "pip install --no-deps no-such-package" in said.err
+    assert json.loads((tmp_path / "out/dice/default/result.json").read_text())["claims"][0]["verdict"] == HELD
+
+
+def test_several_at_once_give_the_same_numbers(tmp_path):
+    jobs = [Job("fig-1.9", "quick", tmp_path / "two", seed, {"points": 20, "steps": 20}) for seed in (0,)]
+    assert run_all(jobs, at_once=2)["fig-1.9"].count("held") == 3
+    one = Job("fig-1.9", "quick", tmp_path / "one", 0, {"points": 20, "steps": 20})
+    run_one(one)
+    assert pieces(folder_of(one)) == pieces(folder_of(jobs[0]))
+
+
+def test_list_run_and_report(tmp_path, listed, capsys):
+    listed(DICE)
+    out = ["--out", str(tmp_path)]
+    assert main(["report", *out]) == 2
+    assert "nothing has been run" in capsys.readouterr().err
+    assert main(["run", "dice", "--quick", "--set", "size=2", *out]) == 0
+    assert main(["run", "dice", *out, "--seed", "3"]) == 0
+    assert main(["list", *out]) == 0
+    assert "dice  dice fall (nobody)  [default: held]" in capsys.readouterr().out
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- what holds -->\nstale\n<!-- end -->\nbetween\n<!-- methods -->\nstale\n<!-- end -->\n")
+    assert main(["report", *out, "--publish", str(tmp_path / "docs"), "--readme", str(readme)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "dice fall" in page
+    assert "tether run dice --seed 3" in page
+    assert "http" not in page  # nothing from elsewhere
+    text = readme.read_text()
+    assert "| dice | dice fall | always | 3 times | **held** |" in text
+    assert "| `sgd` |" in text
+    assert "stale" not in text
+    assert json.loads((tmp_path / "docs/dice.json").read_text())["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "dic"], "did you mean 'dice'"),
+        (["run", "dice", "--set", "sice=3"], "did you mean 'size'"),
+        (["run", "dice", "--jobs", "0"], "--jobs 0"),
+    ],
+)
+def test_mistakes_are_answered_with_the_fix(arguments, says, listed, capsys, tmp_path):
+    listed(DICE)
+    assert main([*arguments, "--out", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_configs_hold_plain_values():
+    @dataclass(frozen=True)
+    class Odd:
+        thing: object = field(default_factory=object)
+
+    with pytest.raises(TypeError, match="is no plain value"):
+        Study("odd", "", "", Odd, dice, judged).at("default")
+
+
+# judges
+
+
+def test_judges_need_two_standard_errors():
+    a, b = [1.0, 1.2, 0.8, 1.0], [1.1, 0.9, 1.0, 1.0]
+    assert mean_error(a) == (1.0, pytest.approx(np.std(a, ddof=1) / 2))
+    assert more([2.0, 2.2, 1.8], b)[0] == HELD
+    assert more(b, [2.0, 2.2, 1.8])[0] == NOT_HELD
+    assert more(a, b)[0] == UNDECIDED
+    assert more([2.0], [1.0])[0] == UNDECIDED
+    assert more([2.0, 2.2, 1.8], b, by=1.5)[0] == NOT_HELD
+    assert less(b, [2.0, 2.2, 1.8])[0] == HELD
+    assert near(a, b, within=0.5)[0] == HELD
+    assert near(a, [2.0, 2.1, 1.9], within=0.1)[0] == NOT_HELD
+    assert near(a, b, within=0.1)[0] == UNDECIDED
+
+
+def test_every_study_on_the_list_is_whole():
+    for name, study in studies.studies().items():
+        assert study.title, name
+        assert study.source, name
+        for scale in ("default", "quick", "full"):
+            study.at(scale)
