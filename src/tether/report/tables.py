@@ -31,9 +31,9 @@ def methods_table() -> str:
         if name != "citation":
             what = (getattr(methods, name).__doc__ or "").partition("\n")[0].rstrip(".")
             source = methods.citation(name)
-            authors, year = source.partition(".")[0], re.search(r"\((\d{4})\)|(\d{4})", source)
-            names = ", ".join(part.split()[-1] for part in re.split(r", | and ", source.split(". ")[0] or authors))
-            lines.append(f"| `{name}` | {what} | {names}{' ' + year.group(0).strip('()') if year else ''} |")
+            authors = ", ".join(re.findall(r"(?:[A-Z]\. )+([A-Z][\w-]+)", source))
+            year = re.findall(r"\b(?:19|20)\d\d\b", source)[-1]
+            lines.append(f"| `{name}` | {what} | {authors} {year} |".replace("|θ|", "\\|θ\\|"))
     return "\n".join(lines)
 
 
