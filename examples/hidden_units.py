@@ -31,9 +31,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--powers", type=int, nargs=2, default=(3, 12), help="H from 2^a to 2^b")
-    parser.add_argument("--runs", type=int, default=8, help="replicas up to H = 256; half of them to 1024, then 3")
+    parser.add_argument("--runs", type=int, default=8, help="replicas up to H = 256; half of them to 1024, then 2")
     parser.add_argument("--images", type=int, default=5_000)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--quick", action="store_true", help="H up to 32, 2 replicas, 500 images, 3 epochs")
     parser.add_argument("--threads", type=int, default=2)
@@ -49,7 +49,7 @@ def main() -> None:
     print(f"{'H':>5} {'replicas':>8} " + " ".join(f"{name:>16}" for name in columns))
     for power in range(options.powers[0], options.powers[1] + 1):
         H = 2**power
-        runs = options.runs if H <= 256 else max(2, options.runs // 2) if H <= 1024 else min(3, options.runs)
+        runs = options.runs if H <= 256 else max(2, options.runs // 2) if H <= 1024 else 2
         rows.append({"H": H} | train(H, [x[:runs] for x in data], test, options.epochs, options.lr))
         texts = [f"{spread(rows[-1][name]):>16}" for name in ("training", "test", "best", "path norm")]
         print(f"{H:>5} {runs:>8} " + " ".join(texts), flush=True)
@@ -82,7 +82,7 @@ def train(H: int, data: list[torch.Tensor], test: Pair, epochs: int, lr: float) 
     def each_epoch(step: int, *_: Any) -> Mapping[str, Any]:
         anneal.step()
         epoch = step // per_epoch
-        return {"test": errors(nets, *test)} if epoch == epochs or epoch % max(1, epochs // 6) == 0 else {}
+        return {"test": errors(nets, *test)} if epoch == epochs or epoch % max(1, epochs // 5) == 0 else {}
 
     steps = per_epoch * epochs
     record = tether.train(
