@@ -48,7 +48,10 @@ bench-multirate: setup
 bench-path: setup
 	$(BIN)/python benchmarks/path.py
 
+# Without its dependencies: backpack would bring a torchvision that torch's CPU build cannot load.
 bench-measure: setup
+	$(BIN)/python -m pip install -q --no-deps -c constraints.txt \
+		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd
 	$(BIN)/python benchmarks/measure.py
 
 bench-replicas: export OMP_NUM_THREADS = 2
