@@ -8,8 +8,8 @@ loop mixes the two state dicts, loads them and runs the network on all rows, poi
 candidate once, in turn; figures are medians over rounds, ratios medians of the rounds' ratios.
 
 `curvature`: the largest eigenvalue of the Hessian of 784-1000-10 on 2,048 rows, at the start and after 100 steps,
-beside curvlinops' Hessian with scipy's `eigsh` (by default with 20 vectors, and with 10). Errors are relative to Lanczos
-in double precision to a residual of 1e-9; all are to be below 1e-5.
+beside curvlinops' Hessian with scipy's `eigsh` (by default with 20 vectors, and with 10). Errors are relative to
+Lanczos in double precision to a residual of 1e-9; all are to be below 1e-5.
 """
 
 from __future__ import annotations

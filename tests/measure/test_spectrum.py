@@ -43,6 +43,7 @@ def test_a_quadratic_has_the_eigenvalues_of_its_matrix():
     torch.testing.assert_close(result.eigenvalues, torch.tensor(values, dtype=torch.float64), atol=1e-13, rtol=0)
     assert (result.negative, result.zero, result.positive) == (2, 2, 3)
     assert result.exact
+    assert result.bottom == result.parameters == result.products == 7
     assert result.kind == "saddle, degenerate"
     assert result.trace == pytest.approx(4.0)
     assert result.loss == pytest.approx((0.5 * net.θ @ net.A @ net.θ).item())
