@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-import results
 import tether
-from side_by_side import Method, frozen_but, table, train
+from side_by_side import Method, Rows, frozen_but, series, table, train
 
 HEAD = ("classifier", "bert.pooler")
 LAST = (*HEAD, "bert.encoder.layer.5")
@@ -82,7 +81,7 @@ def batch(tokenizer: Any, sentences: list[str], labels: torch.Tensor, which: lis
     return {**words, "labels": labels[which]}
 
 
-def run(methods: dict[str, Method], seed: int, count: int, epochs: int, search: bool) -> list[dict[str, Any]]:
+def run(methods: dict[str, Method], seed: int, count: int, epochs: int, search: bool) -> Rows:
     tokenizer, model = load(seed)
     sentences, labels = tether.data.sst2("train")
     generator = torch.Generator().manual_seed(seed)
@@ -122,11 +121,12 @@ def main() -> None:
     torch.set_num_threads(1)
     methods = grid() if arguments.search else rows(STEPS)
     methods = {name: method for name, method in methods.items() if name.startswith(tuple(arguments.only))}
-    done: list[dict[str, Any]] = []
-    for seed in [0] if arguments.search else arguments.seeds:
-        done += run(methods, seed, arguments.sentences, arguments.epochs, arguments.search)
-        results.write(arguments.out, arguments, {"k": K, "h": STEPS, "rows": done})
-    print(table(done))
+
+    def one(seed: int) -> Rows:
+        return run(methods, seed, arguments.sentences, arguments.epochs, arguments.search)
+
+    seeds = [0] if arguments.search else arguments.seeds
+    print(table(series(one, seeds, arguments, {"k": K, "h": STEPS})))
 
 
 if __name__ == "__main__":

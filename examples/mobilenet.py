@@ -13,16 +13,14 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
-import results
 import tether
 from finetune import multirate, sgd
-from side_by_side import Method, table, train
+from side_by_side import Method, Rows, series, table, train
 
 HEAD = ("classifier",)
 LAST = (*HEAD, "features.17", "features.18")
@@ -110,7 +108,7 @@ def prepared(images: torch.Tensor) -> torch.Tensor:
     return interpolate(scaled, size=(64, 64), mode="bilinear", align_corners=False)
 
 
-def run(methods: dict[str, Method], seed: int, count: int, epochs: int, search: bool) -> list[dict[str, Any]]:
+def run(methods: dict[str, Method], seed: int, count: int, epochs: int, search: bool) -> Rows:
     images, labels = tether.data.cifar10()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(images), generator=generator)
@@ -147,11 +145,12 @@ def main() -> None:
     torch.set_num_threads(1)
     methods = grid() if arguments.search else rows(STEPS)
     methods = {name: method for name, method in methods.items() if name.startswith(tuple(arguments.only))}
-    done: list[dict[str, Any]] = []
-    for seed in [0] if arguments.search else arguments.seeds:
-        done += run(methods, seed, arguments.images, arguments.epochs, arguments.search)
-        results.write(arguments.out, arguments, {"k": K, "h": STEPS, "rows": done})
-    print(table(done))
+
+    def one(seed: int) -> Rows:
+        return run(methods, seed, arguments.images, arguments.epochs, arguments.search)
+
+    seeds = [0] if arguments.search else arguments.seeds
+    print(table(series(one, seeds, arguments, {"k": K, "h": STEPS})))
 
 
 if __name__ == "__main__":

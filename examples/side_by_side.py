@@ -6,7 +6,9 @@ sizes fall linearly to 0.
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+
+import results
 
 Method = Callable[[nn.Module], torch.optim.Optimizer]
 Rows = list[dict[str, Any]]
@@ -61,6 +65,27 @@ def frozen_but(model: nn.Module, trained: Iterable[str]) -> list[nn.Parameter]:
     for name, param in model.named_parameters():
         param.requires_grad_(name.startswith(tuple(trained)))
     return [param for param in model.parameters() if param.requires_grad]
+
+
+def series(
+    run: Callable[[int], Rows], seeds: Iterable[int], options: argparse.Namespace, facts: dict[str, Any]
+) -> Rows:
+    """The rows of all seeds, written to `options.out` after each; a seed that is there is not run again."""
+    rows: Rows = []
+    if options.out.exists():
+        record = json.loads(options.out.read_text())
+        now = {name: value for name, value in vars(options).items() if name not in ("out", "seeds")} | facts
+        before = record["settings"] | record["measured"]
+        other = {name: before.get(name) for name, value in now.items() if before.get(name) != value}
+        if other:
+            raise SystemExit(f"{options.out} was written with {other}: name another file by --out")
+        rows = record["measured"]["rows"]
+    for seed in seeds:
+        if seed not in {row["seed"] for row in rows}:
+            rows += run(seed)
+            options.seeds = sorted({row["seed"] for row in rows})
+            results.write(options.out, options, {**facts, "rows": rows})
+    return rows
 
 
 def table(rows: Rows) -> str:

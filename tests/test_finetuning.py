@@ -1,5 +1,7 @@
 """What the fine-tuning examples stand on: methods side by side, their table, and MobileNetV2 by its published names."""
 
+import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,25 @@ def test_the_table_by_hand(monkeypatch):
         "| full | 90.00 ± 0.00 | 15 | 1.00× |",
         "| fast | 82.00 ± 2.00 | 5 | 3.00× |",
     ]
+
+
+def test_a_series_is_taken_up_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import side_by_side
+
+    ran = []
+
+    def run(seed):
+        ran.append(seed)
+        return [{"method": "full", "seed": seed, "accuracy": 90.0, "seconds": 1.0}]
+
+    options = argparse.Namespace(epochs=2, seeds=[1, 2], out=tmp_path / "rows.json")
+    side_by_side.series(run, [1, 2], options, {"h": {"full": 0.1}})
+    rows = side_by_side.series(run, [1, 2, 3], options, {"h": {"full": 0.1}})
+    assert ran == [1, 2, 3] == [row["seed"] for row in rows]
+    assert json.loads(options.out.read_text())["settings"] == {"epochs": 2, "seeds": [1, 2, 3]}
+    with pytest.raises(SystemExit, match=r"was written with \{'h': \{'full': 0\.1\}\}: name another file by --out"):
+        side_by_side.series(run, [4], options, {"h": {"full": 0.2}})
 
 
 def test_mobilenet_has_the_published_size_and_names(monkeypatch):
