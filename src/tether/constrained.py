@@ -85,7 +85,7 @@ class Stack:
     def scatter(self, values: torch.Tensor, tensors: Tensors) -> None:
         """Write a stack back into such tensors."""
         if self.joint:
-            pieces = values.split([x.numel() // self.rows for x in tensors], 1)  # type: ignore[no-untyped-call]
+            pieces = values.split([x.numel() // self.rows for x in tensors], 1)
             written = [piece.reshape(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
         else:
             written = self.shares(values)

@@ -366,7 +366,7 @@ def _build(factory: Factory, seed: int, i: int) -> nn.Module:
     if not isinstance(seed, int):
         raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
     name = hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=8).digest()
-    busy = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    busy = torch.cuda.is_initialized()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if busy else []):
         torch.manual_seed(int.from_bytes(name, "little") >> 1)
         module = factory()

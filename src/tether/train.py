@@ -287,7 +287,7 @@ class _Run:
                 losses = mean_losses(self.loss, self.model(x, each=each), y, each)
             else:
                 losses = self.loss(self.model(x), y).unsqueeze(0)
-            losses.sum().backward()  # type: ignore[no-untyped-call]
+            losses.sum().backward()
         return losses
 
     def judge(self, losses: torch.Tensor, step: int, record: Record) -> None:

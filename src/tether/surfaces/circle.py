@@ -117,7 +117,7 @@ def fits(surface: Surface, name: str, shape: Sequence[int], radius: float | torc
     """Raise unless the radius broadcasts to the given shape."""
     if isinstance(radius, torch.Tensor):
         try:
-            fine = torch.broadcast_shapes(radius.shape, tuple(to)) == tuple(to)  # type: ignore[no-untyped-call]
+            fine = torch.broadcast_shapes(radius.shape, tuple(to)) == tuple(to)
         except RuntimeError:
             fine = False
         if not fine:

@@ -73,7 +73,7 @@ class Level(Surface):
     def value(self, q: torch.Tensor) -> torch.Tensor:
         """g at one point."""
         size = q.numel() - self.variables
-        pieces = q[:size].split([math.prod(shape) for shape in self.shapes])  # type: ignore[no-untyped-call]
+        pieces = q[:size].split([math.prod(shape) for shape in self.shapes])
         θ = [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         out = self.g(*θ, q[size:]) if self.variables else self.g(*θ)
         if not isinstance(out, torch.Tensor):
