@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import tether
 from tether.studies.lab import Lab
+from tether.studies.pictures import Convolutional, accuracy, pictures
 from tether.studies.study import Claim, Results, Study, Table, mean_error, more
 
 K, H = 5, 1.0
@@ -86,8 +87,8 @@ def spiral(config: Config, parts: list[tether.Part]) -> Results:
         callbacks=[look],
         progress=False,
     )
-    accuracy = record.metrics["accuracy"]
-    return {"steps": record.steps, "curve": accuracy, "accuracy": accuracy[-1]}
+    curve = record.metrics["accuracy"]
+    return {"steps": record.steps, "curve": curve, "accuracy": curve[-1]}
 
 
 def images(config: Config, parts: list[tether.Part], i: int) -> Results:
@@ -98,32 +99,7 @@ def images(config: Config, parts: list[tether.Part], i: int) -> Results:
     opt = tether.Optimizer(net, [*parts, tether.Part("*")], lr=0.1, word="MS", friction=math.inf)
     steps = config.epochs * -(-config.images // 128)
     tether.train(net, opt, (x, y), steps=steps, batch=128, seed=i, progress=False)
-    net.eval()
-    with torch.no_grad():
-        right = torch.cat([net(part).argmax(1) for part in x_test.split(500)]) == y_test
-    return {"accuracy": 100 * right.float().mean()}
-
-
-@lru_cache(2)
-def pictures(train: bool, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first so many, with mean about 0 and deviation about 1."""
-    x, y = tether.data.cifar10(train=train)
-    return (x[:count].float() / 255 - 0.5) / 0.25, y[:count]
-
-
-class Convolutional(nn.Module):
-    """Three convolutions with BatchNorm, and a linear layer on their mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
-            layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x))
+    return {"accuracy": accuracy(net, x_test, y_test)}
 
 
 def cifar(results: Results, name: str) -> list[float]:
