@@ -3,5 +3,6 @@
 from tether.data.images import cifar10, fashion_mnist, mnist
 from tether.data.planar import spiral, trig
 from tether.data.sentences import sst2
+from tether.data.text import ptb, wikitext2
 
-__all__ = ["cifar10", "fashion_mnist", "mnist", "spiral", "sst2", "trig"]
+__all__ = ["cifar10", "fashion_mnist", "mnist", "ptb", "spiral", "sst2", "trig", "wikitext2"]
