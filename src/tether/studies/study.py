@@ -12,7 +12,10 @@ import numpy as np
 if TYPE_CHECKING:
     from tether.studies.lab import Lab
 
-__all__ = ["HELD", "NOT_HELD", "UNDECIDED", "Claim", "Study", "Table", "less", "mean_error", "more", "near", "yes"]
+__all__ = [
+    *("HELD", "NOT_HELD", "UNDECIDED", "Claim", "Study", "Table"),
+    *("every", "less", "mean_error", "more", "near", "yes"),
+]
 
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "not decided"
 Results = dict[str, Any]
@@ -126,3 +129,14 @@ def near(a: Any, b: Any, within: float, errors: float = 2.0) -> tuple[str, str]:
 def yes(true: bool, evidence: str) -> tuple[str, str]:
     """A claim that needs no statistics."""
     return (HELD if true else NOT_HELD), evidence
+
+
+def every(judged: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """Several judgements by their names: held if all of them are, not held if one is not.
+
+    >>> every({"here": ("held", "3 ± 1"), "there": ("not decided", "1 ± 1")})
+    ('not decided', 'here: 3 ± 1 (held); there: 1 ± 1 (not decided)')
+    """
+    verdicts = {verdict for verdict, _ in judged.values()}
+    found = NOT_HELD if NOT_HELD in verdicts else UNDECIDED if UNDECIDED in verdicts else HELD
+    return found, "; ".join(f"{name}: {evidence} ({verdict})" for name, (verdict, evidence) in judged.items())
