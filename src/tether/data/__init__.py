@@ -3,6 +3,7 @@
 from tether.data.images import cifar10, fashion_mnist, mnist
 from tether.data.planar import spiral, trig
 from tether.data.sentences import sst2
+from tether.data.tables import krkopt, poker_hand
 from tether.data.text import ptb, wikitext2
 
-__all__ = ["cifar10", "fashion_mnist", "mnist", "ptb", "spiral", "sst2", "trig", "wikitext2"]
+__all__ = ["cifar10", "fashion_mnist", "krkopt", "mnist", "poker_hand", "ptb", "spiral", "sst2", "trig", "wikitext2"]
