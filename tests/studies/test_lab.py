@@ -171,7 +171,9 @@ def test_list_run_and_report(tmp_path, listed, capsys):
     assert main(["list", *out]) == 0
     assert "dice  dice fall (nobody)  [default: held]" in capsys.readouterr().out
     readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- what holds -->\nstale\n<!-- end -->\nbetween\n<!-- methods -->\nstale\n<!-- end -->\n")
+    readme.write_text(
+        "before\n<!-- what holds -->\nstale\n<!-- end -->\nbetween\n<!-- methods -->\nstale\n<!-- end -->\n"
+    )
     assert main(["report", *out, "--publish", str(tmp_path / "docs"), "--readme", str(readme)]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "dice fall" in page

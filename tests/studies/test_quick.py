@@ -1,0 +1,30 @@
+"""Every study at its quick scale: it runs to its end, judges, draws and can be reported."""
+
+import pytest
+
+from tether.report import html, results
+from tether.studies import studies
+from tether.studies.needs import missing
+from tether.studies.runner import Job, run_one
+from tether.studies.study import HELD, NOT_HELD, UNDECIDED
+
+
+@pytest.mark.parametrize("name", list(studies()))
+def test_quick(name, tmp_path):
+    lacking = missing(studies()[name])
+    if lacking:
+        pytest.skip(lacking[0])
+    run_one(Job(name, "quick", tmp_path))
+    (found,) = results(tmp_path)
+    assert found["claims"]
+    for claim in found["claims"]:
+        assert claim["verdict"] in (HELD, NOT_HELD, UNDECIDED)
+        assert claim["text"]
+        assert claim["published"]
+        assert claim["measured"]
+    assert found["figures"]
+    for picture in found["figures"]:
+        assert (found["folder"] / picture).read_bytes().startswith(b"\x89PNG")
+    page = html([found])
+    assert page.count("data:image/png;base64,") == len(found["figures"])
+    assert f"tether run {name} --quick" in page
