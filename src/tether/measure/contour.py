@@ -102,7 +102,5 @@ def _chains(points: Array, pieces: Integers) -> list[Curve]:
 
 def _distinct(points: Array, closed: bool) -> Curve:
     """Without points that repeat the one before, as there are where z = level at a corner of the grid."""
-    before = np.roll(points, 1, axis=0)
-    fresh = (points != before).any(1)
-    fresh[0] |= not closed
+    fresh = (points != np.roll(points, 1, axis=0)).any(1)
     return Curve(points[fresh], closed)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tether.measure.boundary import Extent, Score, rectangle, whole
 from tether.measure.contour import Array
 from tether.measure.each import each
+from tether.measure.score import Extent, Score, rectangle, whole
 
 __all__ = ["Line", "PredictionGradient", "prediction_gradient"]
 
