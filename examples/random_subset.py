@@ -176,7 +176,7 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     ends = [row["accuracy"] for row in rows]
     low, high = min(min(x) for x in ends), max(max(x) for x in ends)
     axis.set(xlabel="step", ylabel="test accuracy %", title=title, ylim=(low - 2, high + 0.5))
-    axis.legend(loc="lower right")
+    axis.legend(loc="center right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
