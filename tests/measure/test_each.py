@@ -31,3 +31,18 @@ def test_a_plain_module_is_measured_as_it_is():
     state = net.state_dict()
     assert span(net, start=state) == (net.weight.item(), net.weight.item(), net.weight.item(), 0, {})
     assert span.__doc__.startswith("Of one network")
+
+
+def test_a_state_of_one_network_of_scalars_goes_to_all():
+    class Scalar(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(()))
+
+    @each("start")
+    def value(model, start):
+        return start["weight"].item()
+
+    ens = tether.Replicas(Scalar, n=2)
+    assert value(ens, {"weight": torch.tensor(5.0)}) == [5.0, 5.0]
+    assert value(ens, {"weight": torch.tensor([5.0, 6.0])}) == [5.0, 6.0]

@@ -106,7 +106,7 @@ def linear_path(
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance={tolerance!r} must be at least 0 and less than 1; e.g. tolerance={TOLERANCE}")
     first, last = fitting(model, start=start, end=end)
-    if batchnorm != "lerp":
+    if batchnorm == "end":
         first = {**first, **{name: last[name] for name in statistics(model)}}
     if isinstance(data, Iterator):
         data = list(data)

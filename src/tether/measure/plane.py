@@ -109,7 +109,7 @@ def surface(
         origin, *ends = fitting(model, start=start, first=first, second=second)
         low = 0.0
     rows, columns = _places(alphas, low, "alphas"), _places(betas, low, "betas")
-    if batchnorm != "lerp":
+    if batchnorm == "end":
         fixed = {name: ends[0][name] for name in statistics(model)}
         origin, *ends = ({**state, **fixed} for state in (origin, *ends))
     grid = [(a, b) for a in rows.tolist() for b in columns.tolist()]
