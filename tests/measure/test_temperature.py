@@ -198,6 +198,17 @@ def test_one_point_in_closed_form(dtype):
             assert math.isnan(found.error)
 
 
+def test_the_error_is_that_of_the_ratio():
+    """U = −log(3 − q) has U'² = U'' everywhere: whatever is drawn, the ratio is 1 without an error."""
+    draws = [{"weight": torch.tensor([[q]]).double()} for q in (-2.0, -1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5)]
+    model = nn.Linear(1, 1, bias=False).double()
+    found = measure.configurational_temperature(model, loss=lambda m: -(3 - m.weight).log(), draws=draws)
+    assert found.laplacians[0, :2].tolist() == pytest.approx([1 / 25, 1 / 16])
+    assert found.mean == pytest.approx(1, rel=1e-12)
+    assert found.error == pytest.approx(0, abs=1e-12)
+    assert found.virial_error > 0.1
+
+
 def test_the_laplacian_is_the_trace_of_the_hessian_in_batches_too():
     """Against torch.autograd.functional.hessian of the whole loss; more parameters than rows at a time."""
     torch.manual_seed(0)
