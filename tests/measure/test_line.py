@@ -123,6 +123,17 @@ def test_layers_go_one_at_a_time_with_the_others_at_their_end(name, fast):
         assert path.moving == layer
 
 
+def test_hooks_are_run():
+    net, start, end, data = problem("perceptron")
+    net[0].register_forward_hook(lambda module, args, out: 2 * out)
+    path = linear_path(net, start, end, data, points=3)
+    net.load_state_dict(end)
+    assert path.losses[-1].item() == pytest.approx(nn.functional.cross_entropy(net(data[0]), data[1]).item(), rel=1e-12)
+
+    net[0]._forward_hooks.clear()
+    assert linear_path(net, start, end, data, points=3).losses[-1] != path.losses[-1]
+
+
 def test_single_precision_is_as_good_as_the_literal_loop_and_half_works():
     net, start, end, data = problem("convolutional", dtype=torch.float32)
     path = linear_path(net, start, end, data, points=11)
@@ -316,6 +327,10 @@ def test_distance_is_relative_to_the_start_and_leaves_statistics_out():
     assert distance(start, end, "b.*") == pytest.approx(5 / 4)
     assert distance(start, end, ["a.*", "b.*"]) == pytest.approx(13 / 5)
     assert distance(start, start) == 0
+    tied = {"w": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    tied["again"] = tied["w"]
+    assert distance(tied, {"w": torch.tensor([6.0]), "b": torch.tensor([8.0]), "again": torch.tensor([6.0])}) == 1
+    assert distance(tied, {"w": torch.tensor([6.0]), "b": tied["b"], "again": torch.tensor([6.0])}) == 0.6
     big = {name: x * 1e30 for name, x in start.items()}
     assert distance(big, {name: 2 * x for name, x in big.items()}) == pytest.approx(1)  # squares overflow single
     with pytest.raises(ValueError, match="‖θ_i‖ = 0"):

@@ -92,6 +92,15 @@ def test_a_surface_along_random_directions_is_the_loss_at_start_plus_steps():
     assert found.losses[2, 1] == 12.5  # the middle is the start itself
 
 
+def test_tied_tensors_take_the_same_step():
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).double()
+    net[1].weight = net[0].weight
+    data = torch.eye(3).double(), torch.zeros(3, 3).double()
+    found = surface(net, copy.deepcopy(net.state_dict()), None, None, data, [0, 0.5], [0], loss=mse, seed=4)
+    w = net[0].weight + 0.5 * random_directions(net.state_dict(), seed=4)[0]["0.weight"]
+    assert found.losses[1, 0].item() == pytest.approx((w @ w).square().mean().item())
+
+
 def test_surfaces_of_replicas_bad_input_and_pictures():
     ens = tether.Replicas(lambda: nn.Linear(2, 1, bias=False).double(), n=2)
     start, end = ens.state_dict(), {name: x + 1 for name, x in ens.state_dict().items()}

@@ -13,7 +13,7 @@ from tether.measure.along import CHUNK, evaluate
 from tether.measure.batches import Loss
 from tether.measure.each import each
 from tether.measure.shape import Barrier, classify
-from tether.measure.states import State, chosen, fitting, statistics
+from tether.measure.states import State, chosen, fitting, owners, statistics
 
 __all__ = ["LinearPath", "layer_paths", "linear_path"]
 
@@ -164,7 +164,7 @@ def _places(points: int | Sequence[float]) -> torch.Tensor:
 
 def _groups(model: nn.Module, groups: str | Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
     """Names of the tensors that move together; with a tensor go those that are tied to it."""
-    state = {name: x for name, x in model.state_dict(keep_vars=True).items() if isinstance(x, torch.Tensor)}
+    state = owners(model)
     if isinstance(groups, Mapping):
         found = {name: chosen(state, where) for name, where in groups.items()}
     elif groups == "statistics":
@@ -183,6 +183,6 @@ def _groups(model: nn.Module, groups: str | Mapping[str, str | Sequence[str]]) -
         )
     distinct: dict[tuple[str, ...], str] = {}
     for key, names in found.items():
-        held = {id(state[name]) for name in names}
-        distinct.setdefault(tuple([name for name, x in state.items() if id(x) in held]), key)
+        held = {state[name] for name in names}
+        distinct.setdefault(tuple([name for name, owner in state.items() if owner in held]), key)
     return {key: list(names) for names, key in distinct.items()}

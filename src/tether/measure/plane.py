@@ -13,7 +13,7 @@ from tether.measure.along import CHUNK, evaluate
 from tether.measure.batches import Loss
 from tether.measure.each import each
 from tether.measure.line import BATCHNORM
-from tether.measure.states import State, fitting, statistics
+from tether.measure.states import State, fitting, owners, statistics
 
 __all__ = ["Surface", "random_directions", "surface"]
 
@@ -103,7 +103,8 @@ def surface(
     if first is None or second is None:
         (origin,) = fitting(model, start=start)
         directions = random_directions(origin, seed, vectors)
-        ends = [{name: x + d[name] if name in d else x for name, x in origin.items()} for d in directions]
+        own = owners(model)
+        ends = [{name: x + d[own[name]] if name in d else x for name, x in origin.items()} for d in directions]
         low = -1.0
     else:
         origin, *ends = fitting(model, start=start, first=first, second=second)

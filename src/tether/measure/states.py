@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["State", "between", "chosen", "distance", "fitting", "mix", "statistics"]
+__all__ = ["State", "between", "chosen", "distance", "fitting", "mix", "owners", "statistics"]
 
 State = Mapping[str, torch.Tensor]
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -43,6 +43,7 @@ def distance(start: State, end: State, where: str | Sequence[str] = "*", *, batc
     """
     same(start, end)
     names = [name for name in chosen(start, where) if not name.endswith(STATISTICS)]
+    names = list({start[name].data_ptr(): name for name in names}.values())  # a tied tensor counts once
     square: Any = [0.0, 0.0]
     for name in names:
         x, y = start[name].detach().double(), end[name].detach().double().to(start[name].device)
@@ -124,6 +125,13 @@ def chosen(names: Mapping[str, Any], where: str | Sequence[str]) -> list[str]:
         if not any(fnmatchcase(name, glob) for name in names):
             raise ValueError(f"{glob!r} matches no tensor; the names are {', '.join(map(repr, names))}")
     return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
+
+
+def owners(model: nn.Module) -> dict[str, str]:
+    """For every tensor of the state the first name that it goes by: another one where it is tied."""
+    first: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True).items()
+    return {name: first.setdefault(id(x), name) for name, x in state if isinstance(x, torch.Tensor)}
 
 
 def statistics(model: nn.Module) -> list[str]:
