@@ -129,7 +129,6 @@ def test_hooks_are_run():
     path = linear_path(net, start, end, data, points=3)
     net.load_state_dict(end)
     assert path.losses[-1].item() == pytest.approx(nn.functional.cross_entropy(net(data[0]), data[1]).item(), rel=1e-12)
-
     net[0]._forward_hooks.clear()
     assert linear_path(net, start, end, data, points=3).losses[-1] != path.losses[-1]
 
