@@ -95,15 +95,24 @@ def mean_error(values: Any) -> tuple[float, float]:
     return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
 
 
-def more(a: Any, b: Any, by: float = 0.0, errors: float = 2.0) -> tuple[str, str]:
+def more(a: Any, b: Any, by: float = 0.0, errors: float = 2.0, paired: bool = False) -> tuple[str, str]:
     """Is a more than b, by at least so much? Verdict and evidence from the runs of both.
 
     >>> more([3.0, 3.1, 2.9, 3.0], [1.0, 1.1, 0.9, 1.0])
     ('held', 'difference 2 ± 0.058 over 4 and 4 runs')
+
+    If run i of both had the same data and start, `paired`, their difference is judged run by run.
+
+    >>> more([3.0, 3.1, 2.9, 3.0], [1.0, 1.1, 0.9, 1.1], paired=True)
+    ('held', 'difference 1.98 ± 0.025 over 4 pairs of runs')
     """
     (ma, ea), (mb, eb) = mean_error(a), mean_error(b)
     difference, error = ma - mb - by, math.hypot(ea, eb)
-    text = f"difference {ma - mb:.3g} ± {error:.2g} over {np.size(a)} and {np.size(b)} runs"
+    count = f"{np.size(a)} and {np.size(b)} runs"
+    if paired:
+        error = mean_error(np.asarray(a, dtype=float) - np.asarray(b, dtype=float))[1]
+        count = f"{np.size(a)} pairs of runs"
+    text = f"difference {ma - mb:.3g} ± {error:.2g} over {count}"
     if math.isnan(error):
         return UNDECIDED, f"difference {ma - mb:.3g} of too few runs for an error"
     if abs(difference) <= errors * error or math.isnan(difference):
@@ -111,9 +120,9 @@ def more(a: Any, b: Any, by: float = 0.0, errors: float = 2.0) -> tuple[str, str
     return (HELD if difference > 0 else NOT_HELD), text
 
 
-def less(a: Any, b: Any, by: float = 0.0, errors: float = 2.0) -> tuple[str, str]:
+def less(a: Any, b: Any, by: float = 0.0, errors: float = 2.0, paired: bool = False) -> tuple[str, str]:
     """Is a less than b, by at least so much?"""
-    return more(b, a, by, errors)
+    return more(b, a, by, errors, paired)
 
 
 def near(a: Any, b: Any, within: float, errors: float = 2.0) -> tuple[str, str]:
