@@ -78,6 +78,8 @@ def evaluate(
 
 
 class _Walk:
+    """The stages of a network, parted into what all points have in common and the rest."""
+
     def __init__(
         self,
         stages: list[Stage],
@@ -93,8 +95,7 @@ class _Walk:
             first = 0
         self.before, self.rest = stages[:first], stages[first:]
         self.affine = len(stages) > 1 and bool(self.rest) and type(self.rest[0].module) in AFFINE
-        moved = [s[name] for s in states[:1] for stage in self.rest for name in stage.names.values()]
-        self.keep = len(weights) * sum(x.numel() * x.element_size() for x in moved) <= ROOM
+        self.keep = len(weights) * sum(states[0][name].nbytes for name in self.moving) <= ROOM
         self.kept: dict[int, list[dict[str, torch.Tensor]]] = {}
         self.kinked = self.kinks()
         self.bytes_per_row = len(weights) * self.kinked[0][0][0].nbytes if self.kinked else 0
