@@ -183,3 +183,23 @@ def test_boundaries_measures_every_method_and_draws_the_picture(tmp_path, monkey
         assert 0 < y_mean < y_max
         assert 0 < x_mean < x_max
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_which_minimum_prints_what_it_claims_and_draws_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import which_minimum
+
+    picture = tmp_path / "which.png"
+    monkeypatch.setattr(sys, "argv", ["which_minimum.py", "--steps", "150", "--decades", "3", "--out", str(picture)])
+    which_minimum.main()
+    lines = capsys.readouterr().out.splitlines()
+    distances = [float(line.split()[-3]) for line in lines[1:13]]
+    assert distances[0] < 1e-6  # from 0 to the minimum norm
+    assert min(distances[1:3]) > 1  # but not from elsewhere
+    assert min(distances[6:9]) > 1  # nor after a push
+    assert all(a < 0.6 * b for a, b in zip(distances[9:], distances[6:9], strict=True))  # which decay is taking back
+    slopes = next(line for line in lines if line.startswith("slope"))
+    found, theory = map(float, re.findall(r": ([\d.]+)", slopes))
+    assert abs(found / theory - 1) < 0.15  # by t = 1000
+    assert "0 negative, 108 zero, 12 positive" in lines[lines.index("") + 5]
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -31,7 +31,7 @@ def test_the_exact_density_is_a_sum_of_bells():
     bells = [torch.exp(-((result.grid - x) ** 2) / 0.02) / (0.1 * math.sqrt(2 * math.pi)) for x in values]
     torch.testing.assert_close(result.density, sum(bells) / 4, atol=1e-9, rtol=1e-9)
     assert torch.trapezoid(result.density, result.grid).item() == pytest.approx(1, abs=1e-4)
-    assert str(result) == "Hessian of 4 parameters: 25 % negative, 50 % zero, 25 % positive (exact)"
+    assert str(result) == "Hessian of 4 parameters: 25 % negative, 50 % zero, 25 % positive (exact; zero is ±2e-08)"
 
 
 def test_the_estimated_density_agrees_within_its_errors():

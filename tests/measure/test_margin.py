@@ -66,15 +66,15 @@ def test_biases_show_as_errors_of_the_layers_before_them():
 def test_margins_of_several_classes_are_to_the_next_best():
     net = nn.Linear(3, 3, bias=False)
     net.weight.data = 2 * torch.eye(3)
-    x = torch.tensor([[3.0, 1.0, 0.0], [0.0, 1.0, 4.0], [5.0, 5.0, 1.0]])
-    result = margin(net, (x, torch.tensor([0, 1, 0])))
-    assert result.margins.tolist() == [4, -6, 0]
+    x = torch.tensor([[3.0, 1.0, 0.0], [0.0, 1.0, 4.0], [5.0, 5.0, 1.0], [-3.0, -5.0, -4.0]])
+    result = margin(net, (x, torch.tensor([0, 1, 0, 0])))
+    assert result.margins.tolist() == [4, -6, 0, 2]
     assert result.margin == -6
     assert result.errors == 2
     assert result.norms == {"weight": pytest.approx(2 * math.sqrt(3))}
     assert result.normalised == pytest.approx(-6 / (2 * math.sqrt(3)))
     torch.testing.assert_close(result.directions["weight"], torch.eye(3).double() / math.sqrt(3))
-    assert "2 of 3 points wrong" in str(result)
+    assert "2 of 4 points wrong" in str(result)
 
 
 def test_stretched_layers_have_the_same_normalised_margin():

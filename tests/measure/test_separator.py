@@ -99,6 +99,9 @@ def test_overlapping_classes_are_refused_with_the_evidence():
         assert mean.norm() < 1e-7
     with pytest.raises(NotSeparable):
         hard_margin(torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([1, -1]))
+    touching = torch.tensor([[1.0, 0.0], [-1.0, 1e-9]], dtype=torch.float64)  # by 5e-10, too little to be told from 0
+    with pytest.raises(NotSeparable, match="to 5e-10 of the largest"):
+        hard_margin(touching, torch.tensor([1, 1]))
 
 
 def test_the_angle_of_a_model():

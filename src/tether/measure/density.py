@@ -56,7 +56,7 @@ class Density:
         errors = ["" if self.exact else f" ± {100 * error:.1g}" for error in self.errors]
         parts = [f"{100 * x:.3g}{error} % {name}" for (name, x), error in zip(values.items(), errors, strict=True)]
         source = "exact" if self.exact else f"estimated from {self.probes} probes"
-        return f"Hessian of {self.parameters} parameters: {', '.join(parts)} ({source})"
+        return f"Hessian of {self.parameters} parameters: {', '.join(parts)} ({source}; zero is ±{self.cutoff:.1g})"
 
     def plot(self, ax: Any = None) -> Any:
         """The density on a logarithmic scale, with its standard error."""

@@ -61,8 +61,8 @@ class HardMargin:
 
         ax = plt.subplots()[1] if ax is None else ax
         order = self.multipliers.argsort(descending=True)
-        ax.bar([str(i) for i in self.support[order].tolist()], self.multipliers[order].tolist())
-        ax.set_xlabel("support vector")
+        ax.bar(range(1, len(order) + 1), self.multipliers[order].tolist())
+        ax.set_xlabel("support vector, by rank")
         ax.set_ylabel("multiplier")
         ax.set_title(str(self), fontsize="small")
         return ax
