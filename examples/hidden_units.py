@@ -45,13 +45,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     data, test = images(options.runs, options.images)
     began, rows = time.perf_counter(), []
-    columns = ("training error %", "test error %", "best on the way", "path norm")
+    columns = ("training error %", "test error %", "best on the way", "path norm", "change of test")
     print(f"{'H':>5} {'replicas':>8} " + " ".join(f"{name:>16}" for name in columns))
     for power in range(options.powers[0], options.powers[1] + 1):
         H = 2**power
         runs = options.runs if H <= 256 else max(2, options.runs // 2) if H <= 1024 else 2
         rows.append({"H": H} | train(H, [x[:runs] for x in data], test, options.epochs, options.lr))
         texts = [f"{spread(rows[-1][name]):>16}" for name in ("training", "test", "best", "path norm")]
+        if len(rows) > 1:  # against the H before, on the same images
+            changes = [a - b for a, b in zip(rows[-1]["test"], rows[-2]["test"], strict=False)]
+            texts.append(f"{spread(changes):>16}")
         print(f"{H:>5} {runs:>8} " + " ".join(texts), flush=True)
         results.write(options.json, options, rows)
     setting = f"{options.images:,} images, {options.epochs} epochs, h = {options.lr:g}"
