@@ -95,8 +95,8 @@ def table(rows: Rows) -> str:
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == name]
         scores = [row["accuracy"] for row in mine]
-        error = statistics.stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
+        error = f" ± {statistics.stdev(scores) / len(scores) ** 0.5:.2f}" if len(scores) > 1 else ""
         speed = statistics.median(full[row["seed"]] / row["seconds"] for row in mine)
         took = statistics.mean(row["seconds"] for row in mine)
-        lines.append(f"| {name} | {statistics.mean(scores):.2f} ± {error:.2f} | {took:.0f} | {speed:.2f}× |")
+        lines.append(f"| {name} | {statistics.mean(scores):.2f}{error} | {took:.0f} | {speed:.2f}× |")
     return "\n".join(lines)

@@ -56,6 +56,7 @@ def test_the_table_by_hand(monkeypatch):
         "| full | 90.00 ± 0.00 | 15 | 1.00× |",
         "| fast | 82.00 ± 2.00 | 5 | 3.00× |",
     ]
+    assert side_by_side.table(rows[:2]).splitlines()[3] == "| fast | 80.00 | 5 | 2.00× |"
 
 
 def test_a_series_is_taken_up_where_it_stopped(tmp_path, monkeypatch):
