@@ -183,8 +183,9 @@ def tables(results: Results, config: Config) -> list[Table]:
     temperatures = {0.0: "C-SGD", WARM: "C-SGLD", **{τ: f"τ = {τ:g}" for τ in config.temperatures}}
     measures = [f"{kind} {name}" for kind in ("curvature", "(4.60)") for name in ("mean", "std", "max")]
     caption = (
-        f"{config.runs} runs of {config.epochs:,} epochs. Curvature is of the boundary smoothed over {config.smoothing}; "
-        f"(4.60) is the thesis's estimate, here on {config.grid} × {config.grid} points, there on 1000 × 1000."
+        f"{config.runs} runs of {config.epochs:,} epochs. Curvature is of the boundary smoothed over "
+        f"{config.smoothing}; (4.60) is the thesis's estimate, here on {config.grid} × {config.grid} points, there on "
+        "1000 × 1000."
     )
     return [
         Table(

@@ -1,0 +1,28 @@
+"""Augmentation and the network of fig-4.6."""
+
+import torch
+
+from tether.studies.residual import Residual, Shifted
+
+
+def test_images_are_shifted_and_mirrored_and_nothing_else():
+    x = torch.arange(1.0, 65.0).view(1, 1, 8, 8).repeat(40, 2, 1, 1)
+    x[:, 1] *= 100
+    y = torch.arange(40)
+    (images, labels), *rest = Shifted(x, y, 30, seed=0)
+    assert [len(images), *(len(batch) for batch, _ in rest)] == [30, 10]
+    assert sorted([*labels.tolist(), *rest[0][1].tolist()]) == list(range(40))
+    padded = torch.nn.functional.pad(x[0], [1, 1, 1, 1])
+    crops = [padded[:, i : i + 8, j : j + 8] for i in range(3) for j in range(3)]
+    known = [*crops, *(crop.flip(2) for crop in crops)]
+    seen = [next(k for k, crop in enumerate(known) if torch.equal(crop, image)) for image in images]
+    assert len(set(seen)) > 8  # of 18
+
+
+def test_the_full_network_is_resnet_34():
+    with torch.device("meta"):
+        net = Residual(64, (3, 4, 6, 3))
+    weights = [p for name, p in net.named_parameters() if p.dim() > 1]
+    shortcuts = [p for p in weights if p.dim() == 4 and p.shape[-1] == 1]
+    assert len(weights) - len(shortcuts) == 34
+    assert sum(p.numel() for p in net.parameters()) == 21_282_122  # the usual count for CIFAR-10
