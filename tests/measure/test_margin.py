@@ -46,7 +46,9 @@ def test_every_layer_of_a_relu_net_is_homogeneous():
     conv = nn.Sequential(
         nn.Conv2d(1, 3, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2, bias=False)
     )
-    assert homogeneity(conv, (torch.randn(5, 1, 6, 6), torch.zeros(5))).error < 1e-6
+    images = torch.randn(5, 1, 6, 6)
+    assert homogeneity(conv, (images, torch.zeros(5))).error < 1e-6
+    assert homogeneity(conv.bfloat16(), (images.bfloat16(), torch.zeros(5))).error < 1e-6
 
 
 def test_biases_show_as_errors_of_the_layers_before_them():

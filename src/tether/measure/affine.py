@@ -54,7 +54,8 @@ def coefficients(model: Any, X: torch.Tensor, bias: bool, state: Any = None) -> 
         return w
     like = next(model.parameters())
     features = X.shape[1] - bias
-    points = torch.cat([torch.zeros(1, features), torch.eye(features), X[:, :features].float()]).to(like)
+    probes = X.new_zeros(1, features), torch.eye(features, dtype=X.dtype), X[:, :features]
+    points = torch.cat(probes).to(like)
     with untouched(model):
         out = functional_call(model, dict(state), (points,)) if isinstance(state, Mapping) else model(points)
     out = out.detach().double().cpu().reshape(len(points), -1)

@@ -92,8 +92,8 @@ class Trace:
     samples: torch.Tensor
 
     def __str__(self) -> str:
-        error = "" if self.exact else f" ± {self.standard_error:.2g}"
-        return f"trace of the Hessian of {self.parameters} parameters: {self.value:.6g}{error}"
+        value = f"{self.value:.6g}" if self.exact else f"{self.value:.4g} ± {self.standard_error:.2g}"
+        return f"trace of the Hessian of {self.parameters} parameters: {value}"
 
     def plot(self, ax: Any = None) -> Any:
         """The running mean of the probes with its standard error; a line where the trace is exact."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from tether.measure.batches import Batch, batches, outputs
 from tether.measure.each import each
@@ -81,13 +82,14 @@ def homogeneity(model: nn.Module, data: Any) -> Homogeneity:
 
 def check(model: nn.Module, data: Iterable[Batch]) -> Homogeneity:
     """As `homogeneity`, of a model already held still."""
-    state = {name: x.detach() for name, x in (*model.named_parameters(), *model.named_buffers())}
+    state = {name: _wide(x.detach()) for name, x in (*model.named_parameters(), *model.named_buffers())}
     weights = {name: state[parameter(name, state)].requires_grad_() for name in layers(model)}
     off, inner = dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)
     square = largest = 0.0
     for batch in data:
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():  # fused attention has no second derivative
-            f = outputs(functional_call(model, state, batch.args, batch.kwargs))
+            given = tree_map(_wide, (batch.args, batch.kwargs))
+            f = outputs(functional_call(model, state, *given))
             # the derivative of uᵀ∂f/∂W in u along W is that of f along W, for all points and outputs at once
             u = torch.zeros_like(f, requires_grad=True)
             gradients = torch.autograd.grad(f, list(weights.values()), u, create_graph=True, materialize_grads=True)
@@ -106,6 +108,11 @@ def check(model: nn.Module, data: Iterable[Batch]) -> Homogeneity:
         {name: x / (square or math.nan) for name, x in inner.items()},
         {name: x / (largest or 1.0) for name, x in off.items()},
     )
+
+
+def _wide(x: Any) -> Any:
+    """Half precision as single: its rounding would drown what is checked."""
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def layers(model: nn.Module) -> dict[str, torch.Tensor]:
