@@ -220,7 +220,7 @@ STUDY = Study(
         "runs": 2,
         "nodes": 40,
         "times": (20, 40, 60),
-        "grid": 60,
+        "grid": 120,
         "sweep_runs": 2,
         "sweep_nodes": 20,
         "sweep_steps": 60,
