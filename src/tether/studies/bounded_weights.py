@@ -211,7 +211,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     """Figures 4.1 with 4.2, and 4.3."""
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(3, 5, figsize=(11, 6.6), layout="constrained", sharey="row")
+    figure, panels = plt.subplots(3, 5, figsize=(9, 6), layout="constrained", sharey="row")
     for k, (name, (top, middle, below)) in enumerate(zip(METHODS, panels.T, strict=True)):
         found = results[name]
         title = f"{name}\n{found['median'][0]:.1f} %"
@@ -223,7 +223,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         below.set(xlabel="epochs")
     panels[1, 0].set(ylabel="test loss", ylim=(0, None))
     panels[2, 0].set_ylabel("test accuracy, %")
-    steep, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained", sharey=True)
+    steep, (left, middle, right) = plt.subplots(1, 3, figsize=(9, 3), layout="constrained", sharey=True)
     for r in sorted((RADII[0], *config.radii)):
         found = results["C-SGLD" if r == RADII[0] else f"r₀ = {r:g}"]
         left.plot(found["positions"], found["gradient along y = 0"], lw=0.9, label=f"r₀ = {r:g}")
@@ -231,7 +231,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         for name in ("SGD", "C-SGLD"):
             found = results[name]
             panel.plot(found["positions"], found[f"gradient along {line}"], lw=0.9, label=name)
-    left.set(title="C-SGLD, along y = 0", xlabel="x", ylabel="|gradient of the prediction|, mean of runs")
+    left.set(title="C-SGLD, along y = 0", xlabel="x", ylabel="|gradient of prediction|")
     middle.set(title="along y = 0", xlabel="x")
     right.set(title="along x = 0", xlabel="y")
     for panel in (left, middle, right):

@@ -184,8 +184,8 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     """Figures 4.7 and 4.10."""
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
-    titles = {"loss": "test loss", "accuracy": "test accuracy, %", "largest": "largest |weight| of the output layer"}
+    figure, panels = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
+    titles = {"loss": "test loss", "accuracy": "test accuracy, %", "largest": "largest |output weight|"}
     for method, one in side_by_side(results).items():
         for panel, key in zip(panels, titles, strict=True):
             values = one[key]

@@ -244,25 +244,34 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     """Figures 4.4, 4.5 and 4.8."""
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 4, figsize=(11, 3.2), layout="constrained", sharey=True)
-    for panel, method in zip(panels, METHODS, strict=True):
+    figure, panels = plt.subplots(2, 2, figsize=(7.5, 6), layout="constrained", sharex=True, sharey=True)
+    for panel, method in zip(panels.flat, METHODS, strict=True):
         for i, depth in enumerate(config.depths):
             draw_curve(panel, results[f"{method}, {depth}"], f"{depth}", plt.cm.viridis(i / max(len(config.depths), 1)))
-        panel.set(title=method, xlabel="epochs", ylim=(45, 101))
-    panels[0].set_ylabel("test accuracy, %")
-    panels[-1].legend(title="hidden layers", frameon=False, fontsize=8)
-    soft, panels = plt.subplots(1, len(config.step_sizes) + 1, figsize=(11, 3.2), layout="constrained", sharey=True)
-    for panel, h in zip(panels, config.step_sizes, strict=False):
+        panel.set(title=method, ylim=(45, 101))
+    label(panels, "test accuracy, %")
+    panels[-1, -1].legend(title="hidden layers", frameon=False, fontsize=8)
+    rows = len(config.step_sizes) // 2 + 1
+    soft, panels = plt.subplots(rows, 2, figsize=(7.5, 3 * rows), layout="constrained", sharey=True, squeeze=False)
+    for panel, h in zip(panels.flat, config.step_sizes, strict=False):
         for i, s in enumerate(config.strengths):
             draw_curve(panel, results[f"h={h}, λ={s}"], f"λ = {s:g}", f"C{i}")
-        panel.set(title=f"soft constraint, h = {h:g}", xlabel="epochs", ylim=(45, 101))
+        panel.set(title=f"soft constraint, h = {h:g}", ylim=(45, 101))
+    hard = panels.flat[len(config.step_sizes)]
+    draw_curve(hard, results[f"o-CoLA-od, {config.deep}"], "τ = 0", "C0")
+    draw_curve(hard, results[f"warm, {config.deep}"], f"τ = {config.temperature:g}", "C1")
+    hard.set(title="o-CoLA-od, h = 0.1")
+    for panel in (panels[0, 0], hard):
         panel.legend(frameon=False, fontsize=8)
-    draw_curve(panels[-1], results[f"o-CoLA-od, {config.deep}"], "τ = 0", "C0")
-    draw_curve(panels[-1], results[f"warm, {config.deep}"], f"τ = {config.temperature:g}", "C1")
-    panels[-1].set(title="o-CoLA-od, h = 0.1", xlabel="epochs")
-    panels[-1].legend(frameon=False, fontsize=8)
-    panels[0].set_ylabel(f"test accuracy, %, {config.deep} hidden layers")
+    label(panels, f"test accuracy, %, {config.deep} hidden layers")
     return {"depth": figure, "soft": soft}
+
+
+def label(panels: Any, title: str) -> None:
+    for panel in panels[-1]:
+        panel.set_xlabel("epochs")
+    for panel in panels[:, 0]:
+        panel.set_ylabel(title)
 
 
 def draw_curve(axis: Any, found: Results, label: str, colour: Any) -> None:

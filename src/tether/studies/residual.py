@@ -225,7 +225,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     """Figures 4.6 (above) and 4.9."""
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(2, 3, figsize=(11, 6), layout="constrained", sharex=True)
+    figure, panels = plt.subplots(2, 3, figsize=(9, 5), layout="constrained", sharex=True)
     titles = {"training loss": "training loss", "loss": "test loss", "accuracy": "test accuracy, %"}
     for method, one in side_by_side(results).items():
         row = panels[0 if METHODS[method][1] < 1 else 1]
@@ -239,7 +239,6 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         panel.set_xlabel("epochs")
     for row in panels:
         row[0].legend(frameon=False, fontsize=8)
-        row[0].set_yscale("log")
     return {"residual": figure}
 
 
