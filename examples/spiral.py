@@ -5,7 +5,7 @@
 
 The network has one hidden layer of 20 ReLU nodes and a logistic output. It sees 500 points, 25 at a time, for 10,000
 steps. The runs of a method are replicas, trained together; every run has its own data, start and minibatches, the same
-for all methods.
+for all methods. `tether run fig-3.8` is the same as a study, with the weights.
 """
 
 from __future__ import annotations
@@ -18,45 +18,20 @@ import time
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import tether
-
-METHODS = {
-    "SGD": lambda nets: tether.methods.sgd(nets, lr=0.1),
-    "SGLD": lambda nets: tether.methods.sgld(nets, lr=0.1, noise=0.1),
-    "Adam": lambda nets: torch.optim.Adam(nets.parameters(), lr=0.005),
-    "AdLaLa γ=10": lambda nets: tether.methods.adlala(nets, lr=0.25, friction=10, **ADLALA),
-    "AdLaLa γ=0.5": lambda nets: tether.methods.adlala(nets, lr=0.25, friction=0.5, **ADLALA),
-    "LOL": lambda nets: tether.methods.lol(nets, lr=0.25, friction=0.01, temperature=1e-3),
-}
-ADLALA = {"temperature": 1e-4, "noise": 0.01, "coupling": 0.1, "per": "tensor"}
-THESIS = {"SGD": 79.0, "SGLD": 78.0, "Adam": 83.7, "AdLaLa γ=10": 85.5, "AdLaLa γ=0.5": 93.4}  # over 100 runs
-
-
-def network():
-    # with torch's own start, as in the authors' program: from 0.01 N(0, 1) SGD ends 12 points below SGLD (100 runs)
-    return nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 1))
-
-
-def data(runs):
-    """500 points to train on and 1000 to test with, for each run."""
-    sets = [(tether.data.spiral(500, seed=2 * i), tether.data.spiral(1000, seed=2 * i + 1)) for i in range(runs)]
-    (x, y), (x_test, y_test) = (
-        (torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]).float().unsqueeze(-1))
-        for pairs in zip(*sets, strict=True)
-    )
-    return x, y, x_test, y_test
+from tether.studies.planar import optimizer
+from tether.studies.weights import METHODS, PUBLISHED, TASK
 
 
 def run(method, runs, steps, sets):
     """Train all runs of a method; returns their test accuracies in per cent, the seconds and the networks."""
     x, y, x_test, y_test = sets
-    nets = tether.Replicas(network, runs)
-    optimizer = METHODS[method](nets)
+    nets = tether.Replicas(TASK.network, runs)
+    opt = optimizer(METHODS[method], nets, seed=0)
     began = time.perf_counter()
-    tether.train(nets, optimizer, (x, y), binary_cross_entropy_with_logits, steps, batch=25, each=True, log_every=100)
+    tether.train(nets, opt, (x, y), binary_cross_entropy_with_logits, steps, batch=25, each=True, log_every=100)
     seconds = time.perf_counter() - began
     with torch.no_grad():
         right = (nets(x_test, each=True) > 0) == (y_test > 0.5)
@@ -79,7 +54,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     runs, steps = options.runs or (10 if options.quick else 100), options.steps or (1000 if options.quick else 10_000)
-    began, sets, results = time.perf_counter(), data(runs), {}
+    began, sets, results = time.perf_counter(), TASK.sets(runs, seed=0), {}
     for method in METHODS:
         print(f"{method}: {runs} runs of {steps:,} steps ...", file=sys.stderr, flush=True)
         results[method] = run(method, runs, steps, sets)
@@ -110,7 +85,7 @@ def show_table(results):
             f"{min(accuracies):.1f}",
             f"{max(accuracies):.1f}",
             f"{seconds:.1f}",
-            f"{THESIS[method]:.1f}" if method in THESIS else "–",
+            f"{PUBLISHED[method]:.1f}" if method in PUBLISHED else "–",
         ])  # fmt: skip
     if not sys.stdout.isatty():
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
