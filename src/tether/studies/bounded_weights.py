@@ -59,7 +59,7 @@ class Config:
     grid: int = 500  # points along each side for the curvature
     smoothing: float = 0.01  # of the boundary: a hundredth of the spiral's size
     temperatures: tuple[float, ...] = (5e-6, 5e-4)  # of C-SGLD, beside 0 and 5e-5
-    radii: tuple[float, ...] = (0.5, 2.0)  # of the first layer, beside 1
+    radii: tuple[float, ...] = (0.5,)  # of the first layer, beside 1
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -248,7 +248,7 @@ STUDY = Study(
     claims=claims,
     draw=draw,
     tables=tables,
-    quick={"runs": 2, "epochs": 4, "grid": 100, "smoothing": 0.03, "temperatures": (5e-4,), "radii": (2.0,)},
+    quick={"runs": 2, "epochs": 4, "grid": 100, "smoothing": 0.03, "temperatures": (5e-4,)},
     full={
         "runs": 100,
         "epochs": 10_000,
