@@ -22,7 +22,7 @@ from tether.studies.study import Results, mean_error
 
 __all__ = [
     *("Recipe", "Sets", "Task", "classifier", "draw_classifier", "draw_curve", "learn", "optimizer", "outputs"),
-    *("plus_minus", "tested", "tiled", "tiled_sets", "train"),
+    *("plus_minus", "scores", "tiled", "tiled_sets", "train"),
 ]
 
 Recipe = tuple[str, Mapping[str, Any]]  # a function of tether.methods or a class of torch.optim, and its settings
@@ -135,7 +135,7 @@ def train(
     def record(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, Any]:
         if not isinstance(records, int) and step not in records and step != steps:
             return {}
-        found = {"steps": step, **tested(nets, x_test, y_test)}
+        found = {"steps": step, **scores(nets, x_test, y_test)}
         return {**found, **(watch(step, nets) if watch is not None else {})}
 
     opt = optimizer(recipe, nets, seed)
@@ -175,7 +175,7 @@ def outputs(nets: tether.Replicas, x: torch.Tensor) -> torch.Tensor:
     return torch.cat(found)
 
 
-def tested(nets: tether.Replicas, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+def scores(nets: tether.Replicas, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
     """Mean loss and accuracy in per cent of every replica on its points."""
     out = outputs(nets, x)
     right = (out > 0) == (y > 0.5)
