@@ -60,6 +60,15 @@ def test_records_at_chosen_steps_and_evenly():
     assert learn(TASK, SGD, 60, 2, 0, records=4)["steps"].tolist() == [15, 30, 45, 60]
 
 
+def test_a_piece_goes_on_from_its_checkpoint(tmp_path):
+    adlala = ("adlala", {"lr": 0.1})
+    whole = learn(TASK, adlala, 60, 2, 0, records=6)
+    learn(TASK, adlala, 30, 2, 0, records=3, checkpoint=tmp_path / "half")
+    rest = learn(TASK, adlala, 60, 2, 0, records=6, checkpoint=tmp_path / "half")
+    assert rest["steps"].tolist() == [10, 20, 30, 40, 50, 60]
+    assert torch.equal(rest["loss"], whole["loss"])
+
+
 def test_the_portrait_is_that_of_the_median_run():
     found = learn(TASK, SGD, 10, 3, 0, portraits=True)
     assert found["median"].item() == found["accuracy"][-1, 0].median()
