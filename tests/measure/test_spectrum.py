@@ -233,6 +233,8 @@ def test_bad_input_is_named():
         hessian_spectrum(net, (x, y), where="5.*")
     with pytest.raises(ValueError, match="top=-1"):
         hessian_spectrum(net, (x, y), top=-1)
+    with pytest.raises(ValueError, match="bfloat16 is too coarse"):
+        hessian_spectrum(net, (x, y), dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="ask for no eigenvalue"):
         hessian_spectrum(net, (x, y), top=0, bottom=0, dense=0)
     with pytest.raises(ValueError, match="regularization=-1"):
@@ -253,6 +255,8 @@ def test_a_loss_that_is_flat_has_only_zeros():
     net, data = small()
     result = hessian_spectrum(net, data, lambda out, target: out.sum() * 0)
     assert (result.negative, result.zero, result.positive) == (0, result.parameters, 0)
+    ends = hessian_spectrum(net, data, lambda out, target: out.sum() * 0, dense=0)
+    assert (ends.negative, ends.zero, ends.positive) == (0, ends.parameters, 0)
     found = hessian_spectrum(nn.Linear(4, 1), data, lambda out, target: out.sum())  # linear: no curvature at all
     assert found.zero == 5
 

@@ -67,6 +67,8 @@ class Hessian:
         chunk: int | None,
     ) -> None:
         chosen = trained(model, where)
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"dtype={dtype} is too coarse for second derivatives: torch.float32 or torch.float64")
         own = next(iter(chosen.values()))
         self.dtype = dtype or (own.dtype if own.dtype in (torch.float32, torch.float64) else torch.float32)
         self.device = own.device
