@@ -203,3 +203,29 @@ def test_which_minimum_prints_what_it_claims_and_draws_it(tmp_path, monkeypatch,
     assert abs(found / theory - 1) < 0.15  # by t = 1000
     assert "0 negative, 108 zero, 12 positive" in lines[lines.index("") + 5]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_between_digits_compares_networks_with_people(mnist, tmp_path, monkeypatch, capsys):
+    """People who agree on the label 0 throughout: every image that some network takes for another is misclassified."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import between_digits
+
+    ends = [digit for way in between_digits.WAYS for digit in way]
+    assert len(set(between_digits.WAYS)) == 15
+    assert all(ends.count(digit) == 3 for digit in range(10))
+    labels, picture = tmp_path / "labels.csv", tmp_path / "digits.png"
+    labels.write_text("\n".join([",".join(["0"] * 165)] * 2))
+    options = ["--steps", "2", "--network-steps", "30", "--humans", str(labels), "--out", str(picture)]
+    monkeypatch.setattr(sys, "argv", ["between_digits.py", *options])
+    monkeypatch.setattr(between_digits, "TRIES", 100)
+    monkeypatch.setattr(between_digits, "draw", lambda *_: picture.touch())  # 165 panels take longer than the rest
+    between_digits.main()
+    text = capsys.readouterr().out
+    apart, a, b, c, wrong = map(
+        float, re.search(r"disagree on (\S+) %.*type A (\S+) %, B (\S+) %, C (\S+) %, (\S+) % mis", text).groups()
+    )
+    assert a == apart  # of the images on which networks disagree all are of type A
+    assert c == 0
+    assert wrong == pytest.approx(100 - b, abs=0.2)
+    assert "maximum softmax, A: " in text
+    assert picture.exists()
