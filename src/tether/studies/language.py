@@ -260,8 +260,8 @@ STUDY = Study(
         "settings": ((0.1, 0.7), (0.1, 0.8), (0.1, 0.9), (0.2, 0.7), (0.2, 0.8)),
     },
     data=("ptb", "wikitext-2"),
-    notes="By default the first 25,000 words of the texts, a vocabulary of 2000 and an embedding of 64; validation losses "
-    "have their least value within the epochs, as in the thesis, but compare only with each other. The thesis does not "
-    "give the width of the embedding, dropout (0.2 here), the length of a sequence (35), the start, nor which layers have "
-    "which radius.",
+    notes="By default the first 25,000 words of the texts, a vocabulary of 2000 and an embedding of 64; validation "
+    "losses have their least value within the epochs, as in the thesis, but compare only with each other. The thesis "
+    "does not give the width of the embedding, dropout (0.2 here), the length of a sequence (35), the start, nor which "
+    "layers have which radius.",
 )
