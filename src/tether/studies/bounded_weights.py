@@ -118,7 +118,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
             "weight decay does not raise the test accuracy",
             "Figure 4.1: WD can stabilize the test loss, it does not improve test accuracy",
             listed(ends, "SGD", "SGD with WD", unit=" %"),
-            *near(ends["SGD with WD"], ends["SGD"], within=2.0),
+            *near(ends["SGD with WD"] - ends["SGD"], 0.0, within=2.0),
         ),
         *smoothness(results, config),
     ]
