@@ -93,7 +93,7 @@ def linear_path(
         end: θ_f.
         data: where the loss is taken; for training and test loss call twice.
         points: how many, evenly from 0 to 1; or the α themselves, increasing.
-        loss: ``loss(output, target)``, a mean over rows.
+        loss: ``loss(output, target)``, a mean over rows; other means (class weights, ignored targets) need chunk=None.
         batchnorm: running statistics on the way: ``"lerp"`` on the line as parameters are, ``"end"`` those of the
             end, ``"recalibrate"`` gathered anew at every point.
         calibration: the data to gather them from; None takes `data`.

@@ -85,7 +85,7 @@ def surface(
         data: where the loss is taken.
         alphas: how many, evenly; or the α themselves.
         betas: likewise.
-        loss: ``loss(output, target)``, a mean over rows.
+        loss: ``loss(output, target)``, a mean over rows; other means (class weights, ignored targets) need chunk=None.
         batchnorm: running statistics: ``"lerp"`` on the plane as parameters are (random directions leave them),
             ``"end"`` those of the first end (of the start, without ends), ``"recalibrate"`` gathered at every point.
         calibration: the data to gather them from; None takes `data`.
