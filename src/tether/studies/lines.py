@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tether.measure import LinearPath
-from tether.studies.study import Results
+from tether.studies.study import Results, yes
 
-__all__ = ["counted", "draw_lines", "highest", "packed"]
+__all__ = ["all_are", "counted", "draw_lines", "highest", "packed"]
 
 
 def packed(name: str, paths: Sequence[LinearPath]) -> Results:
@@ -29,6 +29,11 @@ def counted(shapes: Any) -> str:
     return ", ".join(f"{count} {shape}" for shape, count in Counter(map(str, shapes)).most_common())
 
 
+def all_are(wanted: str, shapes: Any) -> tuple[str, str]:
+    """Do all lines have this shape? Verdict and evidence."""
+    return yes(all(str(shape) == wanted for shape in shapes), counted(shapes))
+
+
 def highest(results: Results, name: str) -> np.ndarray:
     """How far each line rises above the loss at its start; negative where it never does again."""
     losses = results[f"{name}: losses"]
@@ -36,7 +41,7 @@ def highest(results: Results, name: str) -> np.ndarray:
     return rise
 
 
-def draw_lines(axis: Any, losses: np.ndarray, colour: str, label: str, mean: bool = False, **style: Any) -> None:
+def draw_lines(axis: Any, losses: np.ndarray, colour: Any, label: str, mean: bool = False, **style: Any) -> None:
     """A line for each run; or their mean, with the standard error as a band."""
     alphas = np.linspace(0, 1, losses.shape[1])
     if mean and len(losses) > 1:

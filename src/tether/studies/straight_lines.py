@@ -26,7 +26,7 @@ from tether.studies.lab import Lab
 from tether.studies.lines import counted, draw_lines, highest, packed
 from tether.studies.study import Claim, Results, Study, Table, less, more, yes
 
-__all__ = ["Pair", "perceptron", "spirals"]
+__all__ = ["Pair", "digits", "perceptron", "spirals"]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 LINES = {"θ_i → θ_f": "#1f5fa8", "θ'_i → θ_f": "#3a8f4d", "θ_i → θ'_i": "#222222"}
@@ -60,9 +60,9 @@ def digits(train: bool, count: int) -> Pair:
     return x[:count].flatten(1).float() / 255, y[:count]
 
 
-def spirals(count: int, seed: int) -> Pair:
-    """The spiral of four turns (4.58), with targets for one logit."""
-    x, y = tether.data.spiral(count, turns=4, seed=seed)
+def spirals(count: int, seed: int, turns: int = 4) -> Pair:
+    """A spiral, of four turns in (4.58), with targets for one logit."""
+    x, y = tether.data.spiral(count, turns=turns, seed=seed)
     return x, y.float().unsqueeze(1)
 
 

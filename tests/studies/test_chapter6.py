@@ -1,0 +1,124 @@
+"""What the studies of chapter 6 and of the slides compute, on answers known by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tether.measure import LinearPath
+from tether.measure.shape import Barrier
+from tether.studies import between_classes, degenerate_minima, influences, minimum_norms, separators
+from tether.studies.blocks import BLOCKS, Recipe, residual, train
+from tether.studies.lines import all_are, counted, highest, packed
+
+
+def test_angles_are_exact_where_they_are_small():
+    e = torch.eye(2).double()
+    turned = torch.tensor([math.cos(1e-9), math.sin(1e-9)]).double()
+    assert separators.degrees(e[0], 3 * e[1]).item() == pytest.approx(90)
+    assert separators.degrees(e[0], -e[0]).item() == pytest.approx(180)
+    assert separators.degrees(e[0], turned).item() == pytest.approx(math.degrees(1e-9), rel=1e-6)
+
+
+def test_the_flow_of_one_point_is_a_logarithm():
+    """ẇ = e^{−w} has w = log(t + e^{w₀})."""
+    config = separators.Config(problems=1, points=1, features=1, unseen=1, starts=2, decades=3, stride=1e-3)
+    start = torch.tensor([[[0.5, 7.0], [-1.0, 2.0]]]).double()
+    found = separators.flow(torch.tensor([[[1.0, 0.0]]]).double(), start, config)
+    exact = np.log(np.array(found["times"])[:, None] + np.exp([0.5, -1.0]))
+    np.testing.assert_allclose(found["norms"][:, 0], np.abs(exact), atol=2e-3)
+    assert found["moved"] == 0
+    assert found["angles"].max() == 0
+    np.testing.assert_allclose(found["sideways"], 0)
+    w = exact[-1, 0]
+    assert found["unseen"][-1, 0, 0] == pytest.approx(7 / math.hypot(7, w), abs=1e-3)
+
+
+def test_the_minimum_with_decay_is_a_fixed_point():
+    """One point at 1: e^{−w} = λw."""
+    config = separators.Config(decays=(0.1,), features=1)
+    found = separators.regularized(torch.ones(1, 1, 1).double(), torch.tensor([[[5.0], [-2.0]]]).double(), config)
+    assert found["spread"][0] < 1e-12
+    w = 1.7455280027406994  # 0.1 w e^w = 1
+    assert math.exp(-w) == pytest.approx(0.1 * w)
+    assert found["plain"][0][0] == pytest.approx(math.exp(-w))
+    assert found["with decay"][0][0] == pytest.approx(math.exp(-w) + 0.1)
+
+
+def test_problems_have_step_size_one():
+    X, _ = minimum_norms.problems(minimum_norms.Config(problems=3), seed=1)
+    assert torch.linalg.matrix_norm(X, 2).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_distances_are_relative_to_the_solution():
+    """X = (1, 0), y = 2: w* = (2, 0); w = (2, 3) from (0, 1) has moved by 2 in the null space."""
+    X, y = torch.tensor([[[1.0, 0.0]]]).double(), torch.tensor([[[2.0]]]).double()
+    w, start = torch.tensor([[[2.0, 3.0]]]).double(), torch.tensor([[[0.0, 1.0]]]).double()
+    assert minimum_norms.compared(w, start, X, y, 0.0) == ([1.5], [1.0], [1.0])
+
+
+def test_descent_ends_where_decay_balances():
+    """(w − 1)² + ½λw² has its minimum at 2/(2 + λ)."""
+    net = nn.Linear(1, 1, bias=False).double()
+    one = torch.ones(1, 1).double()
+    assert degenerate_minima.descend(net, (one, one), 0.5, 50) < 1e-9
+    assert net.weight.item() == pytest.approx(0.8)
+
+
+def path(losses, shape, height):
+    losses = torch.tensor(losses)
+    return LinearPath(torch.linspace(0, 1, 3), losses, torch.ones(3) / 2, shape, Barrier(height), 0.0, True, 0.02)
+
+
+def test_lines_are_counted_and_measured():
+    lines = packed("all", [path([1.0, 3.0, 0.0], "barrier", 2.0), path([2.0, 1.5, 0.0], "monotone", 0.0)])
+    assert highest(lines, "all").tolist() == [2.0, -0.5]
+    assert lines["all: accuracies"] == [50, 50]
+    assert counted(["a", "b", "a"]) == "2 a, 1 b"
+    assert all_are("monotone", lines["all: shapes"]) == ("not held", "1 barrier, 1 monotone")
+
+
+def test_a_block_with_step_size_zero_stays():
+    torch.manual_seed(0)
+    net = residual(2, depth=2)
+    start = {name: x.clone() for name, x in net.state_dict().items()}
+    data = torch.randn(70, 3, 16, 16), torch.randint(10, (70,))
+    end = train(net, data, Recipe(3, rates=(("B2", 0.0),)), seed=1)
+    moved = {name for name, _ in net.named_parameters() if not torch.equal(start[name], end[name])}
+    assert not any(name.startswith("B2.") for name in moved)
+    assert {name.partition(".")[0] for name in moved} == {"conv", *BLOCKS} - {"B2"}
+
+
+def test_without_batchnorm_there_is_none():
+    assert sum(isinstance(x, nn.BatchNorm2d) for x in residual(2).modules()) == 1 + 4 * 2 + 3
+    assert not any(isinstance(x, nn.BatchNorm2d) for x in residual(2, norm=False).modules())
+
+
+def test_shapes_that_tell_the_accuracy():
+    shapes = {"a": np.array(["monotone"] * 2), "b": np.array(["plateau"] * 2)}
+    apart = influences.unreliable({"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}, shapes)
+    mixed = influences.unreliable({"a": np.array([1.0, 3.5]), "b": np.array([3.0, 4.0])}, shapes)
+    assert (apart[0], mixed[0]) == ("not held", "held")
+
+
+def test_fifteen_ways_with_every_digit_on_three():
+    ends = [digit for way in between_classes.WAYS for digit in way]
+    assert len(set(between_classes.WAYS)) == 15
+    assert all(ends.count(digit) == 3 for digit in range(10))
+
+
+def test_types_of_images_with_people(tmp_path, monkeypatch):
+    """Two networks, four images: they agree on the first two; people agree on the first and the last."""
+    monkeypatch.setattr(between_classes, "digits", lambda train, count: (None, torch.tensor([1, 1, 1])))
+    said = np.array([[0, 1, 2, 3], [0, 1, 5, 4]])
+    piece = {"probabilities": np.eye(10)[said][:, None], "steps": np.ones((2, 1)), "accuracies": np.ones((2, 1))}
+    results = {"MLPs": {**piece, "labels": np.array([[[1, 1, 1]], [[1, 2, 1]]])}}
+    people = tmp_path / "people.csv"
+    people.write_text("0,1,2,3\n0,2,3,3")
+    config = between_classes.Config(people=str(people))
+    one = between_classes.verdict(results, ["MLPs"], 0, config)
+    assert (one.between.type_a, one.between.type_b, one.between.type_c) == (0.25, 0.5, 0.25)
+    assert (one.test.error.mean, one.test.group_error) == pytest.approx((1 / 6, 1 / 3))
+    assert between_classes.typed([one])[0] == "type A 25.0 %, type C 25.0 %"
