@@ -32,7 +32,7 @@ def power(w: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def _library() -> ctypes.CDLL | None:
-    return native.build("path.c")
+    return native.build("path.c", "kernel.h")
 
 
 @lru_cache

@@ -3,23 +3,7 @@
 // coefficients are kept up as units come and go. measure/kinks.py says what is computed; its reference is the network.
 
 #ifndef REAL
-#include <stdint.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#else
-#define omp_get_thread_num() 0
-#endif
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PLAIN)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
-
-#define GLUE(a, b) a##b
-#define JOIN(a, b) GLUE(a, b)
-#define NAME(x) JOIN(x, SUFFIX)
+#include "kernel.h"
 
 #define REAL float
 #define SUFFIX _f32

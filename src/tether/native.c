@@ -4,21 +4,8 @@
 
 #ifndef REAL
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#else
-#define omp_get_thread_num() 0
-#define omp_get_num_threads() 1
-#endif
-
-// The fastest version that the machine can run is chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PLAIN)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
+#include "kernel.h"
 
 // Momenta that die away become numbers so small that arithmetic with them is a hundred times slower: they are 0 here.
 #ifdef __x86_64__
@@ -100,20 +87,20 @@ void shuffle(int64_t rows, int64_t points, const uint64_t *key, const uint64_t *
 #define MANTISSA 23
 #define BIAS 127
 #define TERMS 5
-#define NAME(f) f##_f32
+#define SUFFIX _f32
 #include "native.c"
 #undef REAL
 #undef SIGNED
 #undef MANTISSA
 #undef BIAS
 #undef TERMS
-#undef NAME
+#undef SUFFIX
 #define REAL double
 #define SIGNED int64_t
 #define MANTISSA 52
 #define BIAS 1023
 #define TERMS 10
-#define NAME(f) f##_f64
+#define SUFFIX _f64
 #include "native.c"
 
 #else

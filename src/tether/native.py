@@ -58,7 +58,7 @@ ROW = np.dtype("=i8,=i8,=f8,=f8,=f8,=f8")  # the same, for tables of ops
 
 def library() -> ctypes.CDLL | None:
     """The compiled kernel, or None where it cannot be had."""
-    return build("native.c", "stiefel.c", "mlp.c")
+    return build("native.c", "kernel.h", "stiefel.c", "mlp.c")
 
 
 @lru_cache

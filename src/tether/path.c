@@ -3,18 +3,7 @@
 
 #ifndef REAL
 #include <math.h>
-#include <stdint.h>
-
-// The fastest version that the machine can run is chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(PLAIN)
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES
-#endif
-
-#define GLUE(a, b) a##b
-#define JOIN(a, b) GLUE(a, b)
-#define NAME(x) JOIN(x, SUFFIX)
+#include "kernel.h"
 
 #define REAL float
 #define SUFFIX _f32

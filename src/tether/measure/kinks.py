@@ -63,7 +63,7 @@ def through(
 
 
 def _library() -> ctypes.CDLL | None:
-    return native.build("kinks.c")
+    return native.build("kinks.c", "kernel.h")
 
 
 @lru_cache
