@@ -158,33 +158,6 @@ def test_random_subset_looks_when_all_are_awake(mnist, tmp_path, monkeypatch):
     assert all(best >= end for row in rows for best, end in zip(row["best"], row["accuracy"], strict=True))
 
 
-def test_boundaries_measures_every_method_and_draws_the_picture(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import boundaries
-
-    picture = tmp_path / "boundaries.png"
-    options = ["--runs", "2", "--epochs", "4", "--grid", "120", "--out", str(picture)]
-    monkeypatch.setattr(sys, "argv", ["boundaries.py", *options])
-    monkeypatch.setattr(boundaries, "SMOOTHING", 0.05)
-    boundaries.main()
-    lines = capsys.readouterr().out.splitlines()
-    curvatures, gradients = lines[2:7], lines[10:15]
-    for method, first, second in zip(boundaries.METHODS, curvatures, gradients, strict=True):
-        assert first.startswith(method)
-        assert second.startswith(method)
-        accuracy, _, error, mean, std, largest, *contour, thesis = first[14:].split()
-        assert 30 < float(accuracy) < 80  # 200 steps, two points each
-        assert float(error) >= 0
-        assert 0 < float(mean) < float(largest)
-        assert float(std) > 0
-        assert len(contour) == 3
-        assert float(thesis) == boundaries.THESIS[method][0]
-        y_mean, y_max, x_mean, x_max, *_ = map(float, second[30:].split())
-        assert 0 < y_mean < y_max
-        assert 0 < x_mean < x_max
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 def test_which_minimum_prints_what_it_claims_and_draws_it(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     import which_minimum
