@@ -32,7 +32,7 @@ KINDS = ("MLP", "CNN", "ViT")
 
 @dataclass(frozen=True)
 class Config:
-    targets: tuple[float, ...] = (95.0, 96.0, 97.0)  # test accuracies, in per cent
+    targets: tuple[float, ...] = (94.0, 95.0, 96.0)  # test accuracies, in per cent
     seeds: int = 4  # networks in a group of one kind (Figure 6.21)
     groups: int = 4
     kinds: tuple[str, ...] = ("MLP", "CNN")  # in Figure 6.21
@@ -41,7 +41,8 @@ class Config:
     tries: int = 3000  # codes to choose ten from
     images: int = 60_000  # to train on
     test: int = 10_000
-    patience: int = 4000  # steps of a network, at most
+    lr: float = 2e-3  # four times that of the thesis, for shorter runs
+    patience: int = 3000  # steps of a network, at most
     every: int = 40  # steps between two looks at the test accuracy
     hidden: int = 100  # nodes of the perceptrons
     patch: int = 7  # pixels of a side of the transformers' patches
@@ -159,14 +160,14 @@ def network(kind: str, config: Config) -> nn.Module:
     )
 
 
-def optimizer(kind: str, variant: int, parameters: Any) -> tuple[torch.optim.Optimizer, int]:
+def optimizer(kind: str, variant: int, parameters: Any, lr: float) -> tuple[torch.optim.Optimizer, int]:
     """The three ways to train of §6.2.6.1, and their batch sizes."""
     if variant == 0:
-        return torch.optim.Adam(parameters, lr=5e-4), 128
+        return torch.optim.Adam(parameters, lr=lr), 128
     if variant == 2 and kind == "MLP":
-        return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=1e-5), 256
+        return torch.optim.AdamW(parameters, lr=2 * lr, weight_decay=1e-5), 256
     decay = 5e-5 if variant == 2 and kind == "ViT" else 0.0 if variant == 2 else 1e-5
-    return torch.optim.AdamW(parameters, lr=5e-4, weight_decay=decay), 128
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay), 128
 
 
 def judged(kind: str, variant: int, count: int, config: Config, seed: int, images: torch.Tensor) -> Results:
@@ -183,7 +184,7 @@ def judged(kind: str, variant: int, count: int, config: Config, seed: int, image
     for i in range(count):
         torch.manual_seed(seed + i)
         net = network(kind, config)
-        opt, batch = optimizer(kind, variant, net.parameters())
+        opt, batch = optimizer(kind, variant, net.parameters(), config.lr)
         for step in range(1, config.patience + 1):
             chosen = torch.randint(len(x), (batch,))
             shown = shifted(x[chosen]) if kind == "CNN" and variant == 2 else x[chosen]
@@ -411,11 +412,12 @@ STUDY = Study(
         "gan_steps": 20_000,
         "features": 64,
         "patience": 50_000,
+        "lr": 5e-4,
         "hidden": 500,
         "patch": 4,
         "layers": 4,
     },
     data=("mnist",),
     notes="The labels of the ten volunteers are not published; without people types A, B and C are not known. "
-    "Generator and networks are smaller than the thesis's, and so are the accuracies they are stopped at.",
+    "Generator and networks are smaller than the thesis's, step sizes larger, target accuracies lower.",
 )

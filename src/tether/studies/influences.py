@@ -32,7 +32,7 @@ class Config:
     images: int = 10_000
     fewer: int = 1000
     test: int = 2000
-    steps: int = 600
+    steps: int = 450
     points: int = 26
     depth: int = 2  # blocks in each group of the deeper network
 
@@ -307,6 +307,6 @@ STUDY = Study(
     full={"runs": 10, "width": 64, "test": 5000, "steps": 15_600, "points": 51, "depth": 4},
     data=("cifar10",),
     notes="The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs; here a network with four blocks sees "
-    "10,000 pictures of 16 × 16 pixels for four epochs. Blocks with barriers are those whose lines have one in most "
+    "10,000 pictures of 16 × 16 pixels for three epochs. Blocks with barriers are those whose lines have one in most "
     "runs or, if none has, the two whose lines climb highest above their ends. VGG-11 (Tables 6.2, 6.4) is left out.",
 )

@@ -39,8 +39,8 @@ class Config:
     images: int = 2500
     other: int = 7500  # pictures to pre-train on
     test: int = 2000
-    steps: int = 500
-    long: int = 1500  # steps on random labels
+    steps: int = 400
+    long: int = 1200  # steps on random labels
     points: int = 26
     decay: float = 5e-4
 

@@ -37,7 +37,7 @@ class Config:
     runs: int = 10
     steps: int = 20_000
     images_runs: int = 4  # on MNIST
-    images_steps: int = 2000
+    images_steps: int = 1000
     test: int = 10_000  # images
     points: int = 51
     side: int = 31  # points along a side of a plane
@@ -183,7 +183,7 @@ STUDY = Study(
     claims=claims,
     draw=draw,
     tables=tables,
-    quick={"runs": 2, "steps": 200, "images_runs": 2, "images_steps": 20, "test": 300, "points": 7, "side": 4},
+    quick={"runs": 2, "steps": 60, "images_runs": 2, "images_steps": 20, "test": 300, "points": 7, "side": 4},
     full={"images_runs": 10, "images_steps": 4690, "side": 51},
     data=("mnist",),
     notes="The thesis does not give the parameters of these runs: Adam has step size 0.005, AdLaLa h = 0.25, γ = 0.5, "

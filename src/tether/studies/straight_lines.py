@@ -38,7 +38,7 @@ SETS = ("MNIST", "spiral")
 class Config:
     runs: int = 10
     steps: int = 4690  # on MNIST: ten epochs
-    spiral_steps: int = 30_000
+    spiral_steps: int = 20_000
     points: int = 51  # of a line
     test: int = 10_000  # images of MNIST
 

@@ -31,7 +31,7 @@ class Config:
     narrow: int = 50
     wide: int = 150
     last: int = 25  # nodes of the last hidden layers of the third network
-    steps: int = 4000
+    steps: int = 8000
     train: int = 10_000
     test: int = 2000
     batch: int = 100
