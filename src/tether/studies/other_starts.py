@@ -219,7 +219,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     }
     for axis, (title, kinds) in zip(panels.flat, shown.items(), strict=True):
         for name, colour in zip(kinds, shades, strict=False):
-            draw_lines(axis, gathered(results, name, "losses"), colour, name.removesuffix(", no decay"), mean=True)
+            draw_lines(axis, gathered(results, name, "losses"), colour, name, mean=True)
         axis.set(title=title, ylabel="test loss")
         axis.legend(frameon=False, fontsize=8)
     return {"starts": figure}
