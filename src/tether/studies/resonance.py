@@ -105,7 +105,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
     multiples = [unstable[(unstable > n * math.pi - 1) & (unstable < n * math.pi + 0.5)] for n in (1, 2, 3)]
     bands = [(float(x.min()), float(x.max())) if len(x) else (math.nan, math.nan) for x in multiples]
     step = (SPAN[1] - SPAN[0]) / (config.points - 1)
-    below = all(abs(high - n * math.pi) <= step for n, (_, high) in zip((1, 2, 3), bands, strict=True))
+    below = all(abs(high - n * math.pi) <= 2 * step for n, (_, high) in zip((1, 2, 3), bands, strict=True))
     white = np.isnan(noisy["error"]).sum(1)
     zero, one = (float(results[f"type {kind}"]["radii"].max()) for kind in (0, 1))
     return [
