@@ -130,6 +130,6 @@ STUDY = Study(
     tables=tables,
     quick={"temperatures": (1e-8, 1e-2), "nodes": 20, "steps": 150, "runs": 2},
     full={"temperatures": (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2), "runs": 10},
-    notes="The figure averages ten runs. Its start is not given: all weights are 0 here, as section 3.7 says they often "
-    "were, a start that only noise can leave. From another (--set start=0.01) AdLaLa learns something without it.",
+    notes="The figure averages ten runs. Its start is not given: all weights are 0 here, as section 3.7 says they "
+    "often were, a start that only noise can leave. From another (--set start=0.01) AdLaLa learns a little without it.",
 )
