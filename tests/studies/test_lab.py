@@ -143,13 +143,14 @@ def test_a_study_that_fails_or_lacks_data_does_not_stop_the_others(tmp_path, lis
 
     monkeypatch.setenv("TETHER_DATA", str(tmp_path))
     broken = Study("broken", "", "", Config, fall, judged)
-    hungry = Study("hungry", "", "", Config, dice, judged, data=("mnist", "pip:no-such-package"))
+    hungry = Study("hungry", "", "", Config, dice, judged, data=("mnist", "pip:no-such-package", "weights:none-such"))
     listed(broken, hungry, DICE)
     assert main(["run", "all", "--out", str(tmp_path / "out")]) == 1
     said = capsys.readouterr()
     assert "RuntimeError: the table broke" in said.err
     assert "put there the four files of MNIST" in said.err
-    assert "pip install --no-deps no-such-package" in said.err
+    assert "pip install no-such-package" in said.err
+    assert "pip install --no-deps none-such" in said.err
     assert json.loads((tmp_path / "out/dice/default/result.json").read_text())["claims"][0]["verdict"] == HELD
 
 

