@@ -134,7 +134,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
         Claim(
             "the minimum with weight decay is hyperbolic, if the network is smooth",
             "regularization can transform a degenerate Hessian at a minimum into a hyperbolic one",
-            f"positive definite in {int(firm[arrived].sum())} of {int(arrived.sum())} networks with tanh that arrived at one",
+            f"positive definite in {int(firm[arrived].sum())} of {int(arrived.sum())} tanh networks that arrived",
             *yes(
                 bool(firm[arrived].all() and arrived.mean() > 0.5),
                 f"|∇| < {STILL:g} there; {int((~arrived).sum())} of {config.runs} were still on their way after "
