@@ -87,7 +87,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
         ),
         Claim(
             "too large a temperature gives poor accuracy",
-            "Figure 3.16: poor at the largest τ₁",
+            "poor, in words",
             f"σ_A = 0.04, τ₁ = {config.temperatures[-1]:g}: {plus_minus(found[-1, GOOD])} %",
             *less(found[-1, GOOD], good),
         ),

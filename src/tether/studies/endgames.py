@@ -137,7 +137,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
         found.append(
             Claim(
                 f"{game}: AdLaLa has a higher test accuracy than Adam and SGD with momentum",
-                f"Figure {figure}: enhanced performance",
+                f"Figure {figure}: enhanced performance may be obtained",
                 f"after {epochs:.0f} epochs: " + ", ".join(f"{name} {plus_minus(x)} %" for name, x in of.items()),
                 *every({f"AdLaLa > {name}": more(of["AdLaLa"], of[name]) for name in of if name != "AdLaLa"}),
             )

@@ -88,13 +88,13 @@ def claims(results: Results, config: Config) -> list[Claim]:
         ),
         Claim(
             "2,500 steps of DHSGD first improve it significantly",
-            "Figure 3.15: well above 70 %, to over 90 %",
+            "significantly (Figure 3.15; no number in the text)",
             f"{plus_minus(both[i, j])} % with h = {FIRST[i]} and then {THEN[j]}",
             *more(both[i, j], alone[best]),
         ),
         Claim(
             "and not for one pair of step sizes alone",
-            "Figure 3.15: for most bars",
+            "Figure 3.15 shows a range of both step sizes",
             f"{better.sum()} of {better.size} pairs are above the best of SGD alone",
             *yes(better.mean() > 0.5, "more than half of them, in the mean over runs"),
         ),

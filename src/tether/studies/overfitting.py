@@ -85,15 +85,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
             f"rise since the lowest: {said['AdLaLa']}, {said['SGD']}",
             *less(rises["AdLaLa"], rises["SGD"]),
         ),
-        Claim(
-            "they end with a lower test loss than SGD and Adam",
-            "Figure 3.13",
-            "in the end: " + ", ".join(f"{name} {plus_minus(x[-1], 3)}" for name, x in loss.items()),
-            *less(
-                np.maximum(loss["LOL"][-1], loss["AdLaLa"][-1]),
-                np.minimum(loss["SGD"][-1], loss["Adam"][-1]),
-            ),
-        ),
     ]
 
 

@@ -63,7 +63,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
         found.append(
             Claim(
                 f"{ours[0]} has a much lower variance of its test accuracy than Adam and SGD",
-                "Figure 3.14: much lower, at all times",
+                "Figure 3.14: much lower",
                 "variance in the end: " + ", ".join(f"{n} {squares[n].mean():.1f}" for n in (*ours, *OTHERS)),
                 *every(judged),
             )
@@ -80,7 +80,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
         ),
         Claim(
             "LOL and AdLaLa are more accurate on average",
-            "Figure 3.14, bottom",
+            "Figure 3.14, bottom (a picture, no numbers in the text)",
             ", ".join(f"{name} {plus_minus(of[name])} %" for name in RUNS),
             *every({f"{a} > {b}": more(of[a], of[b]) for a in OURS for b in OTHERS}),
         ),
@@ -93,7 +93,9 @@ def tables(results: Results, config: Config) -> list[Table]:
     for name in RUNS:
         x = results[name]["accuracy"][-1, 0]
         variance, error = mean_error(deviations(results, name))
-        rows.append([name, plus_minus(x), f"{variance:.1f} ± {error:.1f}", float(x.min()), float(x.max())])
+        rows.append(
+            [name, plus_minus(x), f"{variance:.1f} ± {error:.1f}", round(float(x.min()), 1), round(float(x.max()), 1)]
+        )
     head = ["method", "test accuracy %", "variance", "worst", "best"]
     return [Table(head, rows, f"{config.runs} runs of {config.steps:,} steps")]
 

@@ -48,8 +48,8 @@ def table(results: Results, temperatures: Sequence[float]) -> Table:
     """Accuracy and loss at every temperature."""
     found = results[PIECE]
     rows = [
-        [f"{τ:.0e}", plus_minus(found["accuracy"][-1, i]), float(found["accuracy"][-1, i].min()),
-         float(found["accuracy"][-1, i].max()), plus_minus(found["loss"][-1, i], 3)]
+        [f"{τ:.0e}", plus_minus(found["accuracy"][-1, i]), round(float(found["accuracy"][-1, i].min()), 1),
+         round(float(found["accuracy"][-1, i].max()), 1), plus_minus(found["loss"][-1, i], 3)]
         for i, τ in enumerate(temperatures)
     ]  # fmt: skip
     return Table(["temperature τ", "test accuracy %", "worst", "best", "test loss"], rows)

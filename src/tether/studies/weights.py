@@ -123,7 +123,7 @@ def distributions(results: Results) -> list[Claim]:
     return [
         Claim(
             "SGD and Adam leave many weights and biases close to zero, SGLD and AdLaLa do not",
-            "Figure 3.8: peaks at zero for SGD and Adam",
+            "section 3.5: many (close to) zero; most equally activated",
             f"|parameter| < {SMALL}: " + ", ".join(f"{name} {plus_minus(zeros[name])} %" for name in METHODS),
             *every({f"{a} > {b}": more(zeros[a], zeros[b]) for a in plain for b in thermal}),
         ),
