@@ -35,12 +35,12 @@ METHODS: dict[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 6
+    runs: int = 4
     nodes: int = 500
     train: int = 200
     test: int = 4000
     batch: int = 20
-    steps: int = 40_000
+    steps: int = 80_000
     records: int = 50
 
 
@@ -127,6 +127,6 @@ STUDY = Study(
     draw=draw,
     tables=tables,
     quick={"runs": 2, "nodes": 40, "test": 400, "steps": 80, "records": 8},
-    full={"runs": 20, "steps": 100_000},
-    notes="Neither the size of the minibatches nor the number of steps is given: 20 points and 40,000 steps are ours.",
+    full={"runs": 20, "steps": 200_000},
+    notes="Neither the size of the minibatches nor the number of steps is given: 20 points and 80,000 steps are ours.",
 )
