@@ -38,7 +38,7 @@ SETS = ("MNIST", "spiral")
 class Config:
     runs: int = 10
     steps: int = 4690  # on MNIST: ten epochs
-    spiral_steps: int = 20_000
+    spiral_steps: int = 40_000
     points: int = 51  # of a line
     test: int = 10_000  # images of MNIST
 
@@ -183,5 +183,5 @@ STUDY = Study(
     full={"steps": 46_900, "spiral_steps": 100_000},
     data=("mnist",),
     notes="The thesis does not say how long these networks were trained: here ten epochs of MNIST, and the spiral "
-    "until its test accuracy is 100 %.",
+    "until its test accuracy is 100 %. After half as many steps, at 99.8 %, one line in ten has no barrier yet.",
 )
