@@ -1,5 +1,7 @@
 """What the studies of fine-tuning stand on: methods that do not disturb each other, their speeds, and MobileNetV2."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,13 @@ def test_steps_are_clipped_and_fall_to_nothing():
 def test_accuracy_is_that_of_the_test_batches():
     assert train(TASK, sgd(), 0.1, 3)["accuracy"] == pytest.approx(200 / 3)
     assert len(train(TASK, sgd(), 0.1, 3, held_out=True)["losses"]) == 25
+
+
+def test_speeds_are_of_the_steps_after_the_first(monkeypatch):
+    now = itertools.count()
+    monkeypatch.setattr(fine_tuning.time, "process_time", lambda: float(next(now)))  # every turn takes a second
+    found = fine_tuning.by_turns(TASK, {"full": sgd(), "head": sgd(["2"])}, timed=20, seed=0)
+    assert found["seconds"] == pytest.approx([2 / 20, 2 / 20])
 
 
 def results(full, ours, seconds):
