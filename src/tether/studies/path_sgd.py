@@ -48,7 +48,7 @@ class Config:
     nodes: int = 200  # in each hidden layer
     images: int = 5000
     tests: int = 10_000
-    epochs: int = 15
+    epochs: int = 12
     short: int = 2  # epochs for each power of ten
     spread: float = 100.0  # of the factors of the unbalanced start
 
@@ -241,6 +241,6 @@ STUDY = Study(
     full={"runs": 5, "nodes": 4000, "images": 60_000, "epochs": 100, "short": 2},
     data=("mnist",),
     notes="The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one "
-    "curve each; --set data=cifar10 tests='5000' has the second. Their unbalanced start is not described; its factors "
+    "curve each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors "
     "here are 1/100 to 100.",
 )
