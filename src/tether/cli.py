@@ -100,7 +100,7 @@ def _value(text: str) -> Any:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from tether.report import html, publish, results, update_readme
+    from tether.report import every_claim, html, publish, results, update_readme
 
     found = results(options.out)
     if not found:
@@ -110,6 +110,8 @@ def _report(options: argparse.Namespace) -> int:
     print(path)
     if options.publish:
         publish(found, options.publish)
+        head = "# What the studies found\n\nMade by `tether report --publish`; each study has its file here.\n\n"
+        (options.publish / "README.md").write_text(f"{head}{every_claim(found)}\n")
         print(options.publish)
     if options.readme:
         update_readme(found, options.readme)

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import torch
 
 from tether import studies
 from tether.cli import main
+from tether.report import results
+from tether.report.tables import methods_table, what_holds
 from tether.studies.lab import Busy, Lab
 from tether.studies.runner import Job, folder_of, run_all, run_one
 from tether.studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Study, Table, less, mean_error, more, near, yes
@@ -181,7 +184,8 @@ def test_list_run_and_report(tmp_path, listed, capsys):
     assert "tether run dice --seed 3" in page
     assert "http" not in page  # nothing from elsewhere
     text = readme.read_text()
-    assert "| dice | dice fall | always | 3 times | **held** |" in text
+    assert "| `dice` | dice fall (nobody) | 1 **held** |" in text
+    assert "| dice | dice fall | always | 3 times | **held** |" in (tmp_path / "docs/README.md").read_text()
     assert "| `sgd` |" in text
     assert "stale" not in text
     assert json.loads((tmp_path / "docs/dice.json").read_text())["seed"] == 3
@@ -233,3 +237,10 @@ def test_every_study_on_the_list_is_whole():
         assert study.source, name
         for scale in ("default", "quick", "full"):
             study.at(scale)
+
+
+def test_the_readme_is_up_to_date():
+    root = Path(__file__).parents[2]
+    text = (root / "README.md").read_text()
+    assert methods_table() in text
+    assert what_holds(results(root / "docs" / "results")) in text

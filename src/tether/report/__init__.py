@@ -2,6 +2,6 @@
 
 from tether.report.page import html
 from tether.report.results import publish, results
-from tether.report.tables import update_readme
+from tether.report.tables import every_claim, update_readme
 
-__all__ = ["html", "publish", "results", "update_readme"]
+__all__ = ["every_claim", "html", "publish", "results", "update_readme"]

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from tether.report.results import Result
+from tether.studies.study import HELD, NOT_HELD, UNDECIDED
 
-__all__ = ["methods_table", "update_readme", "what_holds"]
+__all__ = ["every_claim", "methods_table", "update_readme", "what_holds"]
+
+VERDICTS = (HELD, NOT_HELD, UNDECIDED)
+
+
+def every_claim(found: list[Result]) -> str:
+    """Every claim with what was published, what was measured and whether it holds, as Markdown."""
+    lines = ["| study | claim | published | measured | |", "|---|---|---|---|---|"]
+    for result in decisive(found):
+        for claim in result["claims"]:
+            cells = (result["name"], claim["text"], claim["published"], claim["measured"], _bold(claim["verdict"]))
+            lines.append(_row(cells))
+    return "\n".join(lines)
 
 
 def what_holds(found: list[Result]) -> str:
-    """Every claim with what was published, what was measured and whether it holds, as Markdown."""
-    lines = ["| study | claim | published | measured | |", "|---|---|---|---|---|"]
-    for result in found:
-        if result["scale"] != "quick":
-            for claim in result["claims"]:
-                verdict = f"**{claim['verdict']}**" if claim["verdict"] == "held" else claim["verdict"]
-                cells = (result["name"], claim["text"], claim["published"], claim["measured"], verdict)
-                lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    """A line for each study with how many of its claims hold, as Markdown."""
+    lines = ["| study | what it is about | claims |", "|---|---|---|"]
+    for result in decisive(found):
+        count = Counter(claim["verdict"] for claim in result["claims"])
+        verdicts = ", ".join(f"{count[verdict]} {_bold(verdict)}" for verdict in VERDICTS if count[verdict])
+        lines.append(_row((f"`{result['name']}`", f"{result['title']} ({result['source']})", verdicts)))
     return "\n".join(lines)
+
+
+def decisive(found: list[Result]) -> list[Result]:
+    """Without quick runs, which show that a program works and nothing else."""
+    return [result for result in found if result["scale"] != "quick"]
+
+
+def _bold(verdict: str) -> str:
+    return f"**{verdict}**" if verdict == HELD else verdict
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def methods_table() -> str:
