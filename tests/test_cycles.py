@@ -245,3 +245,43 @@ def test_merging_is_for_noiseless_words():
     parts = [tether.Part("0.*", merge=3), tether.Part("*", word="BABAB")]
     with pytest.raises(ValueError, match="several gradients"):
         tether.Optimizer(small(), parts, lr=0.1)
+
+
+# what a step that is not made leaves behind
+
+
+@pytest.mark.parametrize("fields", [{"merge": 3, "word": "MS", "friction": 0.1}, {"asleep": 0.5, "nap": 2}], ids=str)
+@pytest.mark.parametrize("bad", range(6))
+def test_a_replica_that_sits_a_step_out_stays_finite_and_the_others_do_not_notice(fields, bad):
+    def run(fault):
+        ens = tether.Replicas(small, n=3, seed=1)
+        opt = tether.Optimizer(ens, lr=0.05, on_nonfinite="skip", **fields)
+        for step in range(9):
+            opt.zero_grad()
+            ens(torch.ones(6, 4)).square().mean((1, 2)).sum().backward()
+            if fault and step == bad:
+                next(iter(ens.parameters())).grad[1] = math.nan
+            opt.step()
+        return ens
+
+    clean, faulty = run(False), run(True)
+    for a, b in zip(clean.parameters(), faulty.parameters(), strict=True):
+        assert b.isfinite().all()
+        assert torch.equal(a[[0, 2]], b[[0, 2]])
+
+
+def test_a_step_that_fails_on_its_way_does_not_move_the_slow_copy(monkeypatch):
+    model = small()
+    opt = methods.composite_sgd(model, lr=0.1, k=3)
+    before = copy.deepcopy(opt.state_dict()["state"])
+
+    def fail(*_):
+        raise RuntimeError("a projection did not converge")
+
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    monkeypatch.setattr("tether.motion.Motion.run", fail)
+    with pytest.raises(RuntimeError, match="did not converge"):
+        opt.step()
+    after = opt.state_dict()["state"]
+    assert all(torch.equal(x, after[i][key]) for i, own in before.items() for key, x in own.items())

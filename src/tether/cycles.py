@@ -53,26 +53,35 @@ class Merge(Cycle):
     It has a momentum of its own.
     """
 
-    def before(self, group: Group, state: Any) -> None:
-        if group["step"] % group["merge"]:
-            return
+    def start(self, group: Group, state: Any) -> None:
         for param in group["params"]:
-            if param.grad is not None:
-                h, μ, ω = (_wide(x, param) for x in (group["lr"], group["friction"], group["weight_decay"]))
-                g = param.grad + ω * param.detach()
-                own = state[param]
+            if param.requires_grad:
+                state[param]["slow copy"] = param.detach().clone()
                 if group["word"] == "MS":
-                    before = own.get("slow momentum")
-                    g = g if before is None else exp(-μ) * before + g
-                    own["slow momentum"] = g
-                own["slow copy"] = param.detach() - group["merge"] * h * g
+                    state[param]["slow momentum"] = torch.zeros_like(param)
 
-    def after(self, group: Group, state: Any, values: Any) -> None:
+    def before(self, group: Group, state: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The step of the slow copy, to be written once the part has made its own."""
+        found = []
+        for param in group["params"] if group["step"] % group["merge"] == 0 else ():
+            own = state.get(param, {})
+            if param.grad is not None and "slow copy" in own:
+                h, γ, ω = (_wide(x, param) for x in (group["lr"], group["friction"], group["weight_decay"]))
+                g = param.grad + ω * param.detach()
+                if "slow momentum" in own:
+                    g = exp(-γ) * own["slow momentum"] + g
+                    found.append((own["slow momentum"], g))
+                found.append((own["slow copy"], param.detach() - group["merge"] * h * g))
+        return found
+
+    def after(self, group: Group, state: Any, values: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for tensor, value in values:
+            tensor.copy_(value)
         if (group["step"] + 1) % group["merge"] == 0:
             for param in group["params"]:
                 copy = state.get(param, {}).get("slow copy")
                 if copy is not None and param.grad is not None:
-                    param.detach().lerp_(copy, 0.5)
+                    copy.copy_(param.detach().lerp_(copy, 0.5))
 
 
 def _wide(x: Any, param: torch.Tensor) -> Any:
@@ -118,7 +127,8 @@ class Sleep(Cycle):
     def _lie_down(self, group: Group, state: Any, cycle: int) -> None:
         """Put the sleepers of a cycle to 0, and keep what they were."""
         for param, mask in self._sleepers(group, cycle):
-            state[param]["held"] = param.detach().clone()
+            # in place, so that a replica that sits this step out keeps its own
+            state[param].setdefault("held", torch.empty_like(param, requires_grad=False)).copy_(param.detach())
             param.detach().masked_fill_(mask, 0.0)
 
     def unload(self, group: Group, state: Any) -> None:
@@ -152,7 +162,8 @@ class Sleep(Cycle):
                 torch.where(mask, value, tensor, out=tensor)
         if phase == group["nap"] - 1:
             for param, mask in self._sleepers(group, cycle):
-                torch.where(mask, state[param]["held"], param.detach(), out=param.detach())
+                asleep = mask & (param.detach() == 0)  # all of them, but for a replica that sat out when they lay down
+                torch.where(asleep, state[param]["held"], param.detach(), out=param.detach())
         if phase == group["nap"]:
             moved = {param.data_ptr() for param in group["params"]}
             for tensor, mask, value in values:

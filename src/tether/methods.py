@@ -392,8 +392,7 @@ def composite_sgd(
     """
     if not isinstance(k, int) or k < 1:
         raise ValueError(f"k={k!r} must be a whole number of fast steps, 1 or more, e.g. k=25")
-    word, friction = ("MS", _friction(momentum)) if momentum else ("X", 1.0)
-    return Optimizer(model, lr=lr / k, word=word, friction=friction, merge=k, **options)
+    return Optimizer(model, lr=lr / k, merge=k, **_descent(momentum), **options)
 
 
 @cites(MULTIRATE)
@@ -418,8 +417,7 @@ def random_subset(
     parts = [Part(where, asleep=share, nap=k) for where, share in probabilities.items()]
     if not all(any(matches(name, part.where) for part in parts) for name, _ in named):
         parts.append(Part("*"))
-    word, friction = ("MS", _friction(momentum)) if momentum else ("X", 1.0)
-    return Optimizer(model, parts, lr=lr, word=word, friction=friction, **options)
+    return Optimizer(model, parts, lr=lr, **_descent(momentum), **options)
 
 
 @cites(PATHS)
@@ -438,9 +436,13 @@ def path_sgd(
     """
     if momentum and temperature:
         raise ValueError("momentum and temperature: use Optimizer(model, word='BAOAB', metric=tether.Path(), ...)")
+    return Optimizer(model, lr=lr, metric=Path(p), temperature=temperature, **_descent(momentum), **options)
+
+
+def _descent(momentum: float) -> dict[str, Any]:
+    """SGD's word, with torch's momentum if there is one."""
     friction = _friction(momentum)
-    fields: dict[str, Any] = {"word": "MS", "friction": friction} if momentum else {"temperature": temperature}
-    return Optimizer(model, lr=lr, metric=Path(p), **fields, **options)
+    return {"word": "MS", "friction": friction} if momentum else {"word": "X"}
 
 
 def _friction(momentum: float) -> float:

@@ -232,7 +232,7 @@ class Optimizer(torch.optim.Optimizer):
         rows = [row for row in zip(self.param_groups, motions, words, sizes, strict=True) if not zero(row[3]["lr"])]
         held = hold_back(self.param_groups, self.state, self._resting) if self._resting else None
         scales = self._scales() if self._model is not None else None
-        cyclic = self._cyclic() if rows else []
+        cyclic = self._cyclic() if rows and any(self._cycles) else ()
         before = [(group, cycle, cycle.before(group, self.state)) for group, cycle in cyclic]
         # What may fail goes first and writes last, so that a step is done as a whole or not at all.
         for group, motion, word, size in sorted(rows, key=lambda row: not row[1].fallible) if len(rows) > 1 else rows:
