@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.nn.functional import cross_entropy
 
 import tether
 from tether.measure import Agreement, agreement, morph
+from tether.studies.dcgan import CODE, dcgan
+from tether.studies.image_networks import network
 from tether.studies.lab import Lab
 from tether.studies.planar import plus_minus
 from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, mean_error, more, yes
 
-CODE = 100
 WAYS = [(i, i + 1) for i in range(9)] + [(0, 9)] + [(i, i + 5) for i in range(5)]
 POINTS = 11
 KINDS = ("MLP", "CNN", "ViT")
@@ -65,9 +65,6 @@ def run(config: Config, lab: Lab) -> Results:
     return lab.pieces(work)
 
 
-# ---- images between two digits --------------------------------------------------------------------------------
-
-
 @lru_cache(2)
 def digits(train: bool, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """MNIST as 1 × 28 × 28 numbers from −1 to 1."""
@@ -75,89 +72,19 @@ def digits(train: bool, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x[:count].float().view(-1, 1, 28, 28) / 127.5 - 1, y[:count]
 
 
-def generator(features: int) -> nn.Sequential:
-    """Codes of 100 numbers to images in [−1, 1]."""
-    wide, narrow = 4 * features, 2 * features
-    return nn.Sequential(
-        nn.Unflatten(1, (CODE, 1, 1)),
-        *(nn.ConvTranspose2d(CODE, wide, 7, bias=False), nn.BatchNorm2d(wide), nn.ReLU()),
-        *(nn.ConvTranspose2d(wide, narrow, 4, 2, 1, bias=False), nn.BatchNorm2d(narrow), nn.ReLU()),
-        *(nn.ConvTranspose2d(narrow, 1, 4, 2, 1), nn.Tanh()),
-    )
-
-
-def discriminator(features: int) -> nn.Sequential:
-    """One logit: is this image of the data?"""
-    return nn.Sequential(
-        *(nn.Conv2d(1, features, 4, 2, 1), nn.LeakyReLU(0.2)),
-        *(nn.Conv2d(features, 2 * features, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * features), nn.LeakyReLU(0.2)),
-        *(nn.Conv2d(2 * features, 1, 7), nn.Flatten(0)),
-    )
-
-
-def game(x: torch.Tensor, config: Config, batch: int = 64) -> nn.Sequential:
-    """The game of a DCGAN: weights from N(0, 0.02), Adam with step size 2e-4 and β₁ = 0.5 (§6.2.6.1)."""
-    make, judge = generator(config.features), discriminator(config.features)
-    for layer in (*make, *judge):
-        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            nn.init.normal_(layer.weight, 0.0, 0.02)
-    opts = [torch.optim.Adam(net.parameters(), lr=2e-4, betas=(0.5, 0.999)) for net in (make, judge)]
-    real, fake = torch.ones(batch), torch.zeros(batch)
-    for _ in range(config.gan_steps):
-        shown, made = x[torch.randint(len(x), (batch,))], make(torch.randn(batch, CODE))
-        opts[1].zero_grad()
-        (bce(judge(shown), real) + bce(judge(made.detach()), fake)).backward()
-        opts[1].step()
-        opts[0].zero_grad()
-        bce(judge(made), real).backward()
-        opts[0].step()
-    return make.eval()
-
-
 def made(config: Config) -> Results:
     """Fifteen ways between ten codes, for each digit the one of which a perceptron that judges nothing is surest."""
     x, y = digits(True, config.images)
-    critic = tether.Replicas(partial(network, "MLP", config), 1)
+    critic = tether.Replicas(partial(network, "MLP", config.hidden), 1)
     opt = torch.optim.Adam(critic.parameters(), lr=5e-4)
     tether.train(critic, opt, (x, y), cross_entropy, min(1500, config.gan_steps), 128, progress=False)
-    make = game(x, config)
+    make = dcgan(x, config.features, config.gan_steps)
     with torch.no_grad():
         codes = torch.randn(config.tries, CODE)
         sure = torch.cat([critic[0](make(part)).softmax(-1) for part in codes.split(500)])
     chosen = codes[sure.argmax(0)]
     ways = [morph(make, chosen[i], chosen[j], points=POINTS).images for i, j in WAYS]
     return {"images": torch.cat(ways), "sure": sure.amax(0)}
-
-
-# ---- networks that judge them ---------------------------------------------------------------------------------
-
-
-class Transformer(nn.Module):
-    """A small vision transformer: patches, some layers of four heads, and their mean."""
-
-    def __init__(self, patch: int, layers: int, width: int = 48) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(1, width, patch, patch)
-        self.place = nn.Parameter(0.02 * torch.randn((28 // patch) ** 2, width))
-        layer = partial(nn.TransformerEncoderLayer, width, 4, 2 * width, 0.0, batch_first=True, norm_first=True)
-        self.layers = nn.Sequential(*(layer() for _ in range(layers)))
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.patches(x).flatten(2).mT + self.place
-        return self.head(self.layers(tokens).mean(1))
-
-
-def network(kind: str, config: Config) -> nn.Module:
-    """A perceptron, a convolutional network or a vision transformer for 28 × 28 images."""
-    if kind == "MLP":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 10))
-    if kind == "ViT":
-        return Transformer(config.patch, config.layers)
-    return nn.Sequential(
-        *(nn.Conv2d(1, 8, 5, 2, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(16 * 49, 64), nn.ReLU(), nn.Linear(64, 10)),
-    )
 
 
 def optimizer(kind: str, variant: int, parameters: Any, lr: float) -> tuple[torch.optim.Optimizer, int]:
@@ -183,7 +110,7 @@ def judged(kind: str, variant: int, count: int, config: Config, seed: int, image
     steps, accuracies = torch.full(shape, -1), torch.full(shape, float("nan"))
     for i in range(count):
         torch.manual_seed(seed + i)
-        net = network(kind, config)
+        net = network(kind, config.hidden, config.patch, config.layers)
         opt, batch = optimizer(kind, variant, net.parameters(), config.lr)
         for step in range(1, config.patience + 1):
             chosen = torch.randint(len(x), (batch,))
@@ -213,9 +140,6 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
 def predicted(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Logits."""
     return torch.cat([net(part) for part in x.split(1000)])
-
-
-# ---- what they agree on ---------------------------------------------------------------------------------------
 
 
 class Verdict(NamedTuple):
