@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
+from tether.layers import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.multirate import one_clock, set_clocks
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.path import Path
 from tether.replicas import Replicas
-from tether.surfaces import Circle, Orthogonal, Sphere, Surface
+from tether.surfaces import Circle, Orthogonal, Sphere
 
 __all__ = [
     "adaptive_langevin",
@@ -62,7 +62,6 @@ PATHS = (
 MULTIRATE = "T. Vlaar, B. Leimkuhler. Multirate training of neural networks. ICML 2022"
 CITATIONS: dict[str, str] = {}
 
-Radius = float | torch.Tensor | Sequence[float]
 Method = TypeVar("Method", bound=Callable[..., Optimizer])
 
 
@@ -149,14 +148,14 @@ def langevin_in_layers(
 
     A sequence has one value per layer, input to output; a number serves all.
     """
-    layers = _layers(model)
-    frictions = _per_layer("friction", friction, layers)
-    temperatures = _per_layer("temperature", temperature, layers)
+    names = layers(model)
+    frictions = per_layer("friction", friction, names)
+    temperatures = per_layer("temperature", temperature, names)
     parts = [
-        Part(_glob(layer), friction=γ, temperature=τ)
-        for layer, γ, τ in zip(layers, frictions, temperatures, strict=True)
+        Part(glob_of(layer), friction=γ, temperature=τ)
+        for layer, γ, τ in zip(names, frictions, temperatures, strict=True)
     ]
-    return Optimizer(model, _narrow_first(parts), lr=lr, word=word, **options)
+    return Optimizer(model, narrow_first(parts), lr=lr, word=word, **options)
 
 
 @cites(PARTITIONED)
@@ -171,7 +170,7 @@ def lol(
 ) -> Optimizer:
     """Langevin–overdamped Langevin (3.26): BAOAB throughout, with infinite friction on the output layer."""
     parts = [
-        Part(output or _output(model), friction=inf, temperature=output_temperature),
+        Part(output or output_layer(model), friction=inf, temperature=output_temperature),
         Part("*", friction=friction, temperature=temperature),
     ]
     return Optimizer(model, parts, lr=lr, word="BAOAB", **options)
@@ -182,7 +181,7 @@ def dhsgd(model: torch.nn.Module, lr: float = 0.1, output: str | None = None, **
     """Dissipated Hamiltonian SGD (3.27–3.30): Verlet inside, θ ← θ − (h²/2) g on the output layer."""
     parts = [
         # B(h) A(h/2) O A(h/2) with O setting p to 0: the h²/2 of (3.29), from the first step on
-        Part(output or _output(model), word="BAOA", friction=inf, temperature=0.0),
+        Part(output or output_layer(model), word="BAOA", friction=inf, temperature=0.0),
         Part("*", word="BAB"),
     ]
     return Optimizer(model, parts, lr=lr, **options)
@@ -200,7 +199,7 @@ def dhsgd_contractive(
     words = {"euler": "X", "heun": "XH"}
     if scheme not in words:
         raise ValueError(f"scheme={scheme!r} must be 'euler' or 'heun'")
-    parts = [Part(output or _output(model), word=words[scheme], temperature=0.0), Part("*", word="BAB")]
+    parts = [Part(output or output_layer(model), word=words[scheme], temperature=0.0), Part("*", word="BAB")]
     return Optimizer(model, parts, lr=lr, **options)
 
 
@@ -222,7 +221,7 @@ def adaptive_langevin(
 
     One thermostat ``per`` "layer", "tensor" or "model". It absorbs gradient noise of unknown strength.
     """
-    parts = _thermostats(model, per, word=word, temperature=temperature, coupling=coupling, noise=noise)
+    parts = thermostats(model, per, word=word, temperature=temperature, coupling=coupling, noise=noise)
     return Optimizer(model, parts, lr=lr, **options)
 
 
@@ -244,8 +243,8 @@ def adlala(
     As in the authors' program weights and biases have a thermostat each; ``per="layer"`` lets them share one.
     """
     τ2 = temperature if output_temperature is None else output_temperature
-    last = Part(output or _output(model), word="BAOAB", friction=friction, temperature=τ2)
-    inner = _thermostats(model, per, last, word="BACDEDCAB", temperature=temperature, coupling=coupling, noise=noise)
+    last = Part(output or output_layer(model), word="BAOAB", friction=friction, temperature=τ2)
+    inner = thermostats(model, per, last, word="BACDEDCAB", temperature=temperature, coupling=coupling, noise=noise)
     return Optimizer(model, [last, *inner], lr=lr, **options)
 
 
@@ -263,7 +262,7 @@ def circle_cola_od(
     `radius` is a number, or one per weight layer from input to output; `free` are globs of weights left free. Biases
     and the parameters of norm layers are free.
     """
-    parts = _constrained(model, Circle, radius, free)
+    parts = constrained(model, Circle, radius, free)
     return Optimizer(model, parts, lr=lr, word="X", temperature=temperature, **options)
 
 
@@ -279,7 +278,7 @@ def circle_cola_ud(
     **options: Any,
 ) -> Optimizer:
     """c-CoLA-ud (4.48): Langevin dynamics with every weight bounded; see `circle_cola_od`."""
-    parts = _constrained(model, Circle, radius, free)
+    parts = constrained(model, Circle, radius, free)
     return Optimizer(model, parts, lr=lr, word=word, friction=friction, temperature=temperature, **options)
 
 
@@ -293,7 +292,7 @@ def sphere_cola_od(
     **options: Any,
 ) -> Optimizer:
     """Overdamped Langevin with the incoming weights of every unit bounded in norm (4.3); see `circle_cola_od`."""
-    parts = _constrained(model, Sphere, radius, free)
+    parts = constrained(model, Sphere, radius, free)
     return Optimizer(model, parts, lr=lr, word="X", temperature=temperature, **options)
 
 
@@ -309,7 +308,7 @@ def sphere_cola_ud(
     **options: Any,
 ) -> Optimizer:
     """Langevin dynamics with the incoming weights of every unit bounded in norm (4.3); see `circle_cola_od`."""
-    parts = _constrained(model, Sphere, radius, free)
+    parts = constrained(model, Sphere, radius, free)
     return Optimizer(model, parts, lr=lr, word=word, friction=friction, temperature=temperature, **options)
 
 
@@ -327,7 +326,7 @@ def orthogonal_cola_od(
     `free` are globs of weights left free, e.g. those of the input and output layers, as in Figure 4.4; `start` is
     "random" as in the paper, or "project" for trained weights. Biases and norm layers are free.
     """
-    parts = _constrained(model, Orthogonal, None, free, start=start)
+    parts = constrained(model, Orthogonal, None, free, start=start)
     return Optimizer(model, parts, lr=lr, word="X", temperature=temperature, **options)
 
 
@@ -343,7 +342,7 @@ def orthogonal_cola_ud(
     **options: Any,
 ) -> Optimizer:
     """o-CoLA-ud (4.57): Langevin dynamics with orthogonal weights; see `orthogonal_cola_od`."""
-    parts = _constrained(model, Orthogonal, None, free, start=start)
+    parts = constrained(model, Orthogonal, None, free, start=start)
     return Optimizer(model, parts, lr=lr, word=word, friction=friction, temperature=temperature, **options)
 
 
@@ -450,80 +449,3 @@ def _friction(momentum: float) -> float:
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1, e.g. momentum=0.9")
     return -math.log(momentum) if momentum else inf
-
-
-def _constrained(
-    model: torch.nn.Module, surface: Callable[..., Surface], radius: Radius | None, free: Sequence[str], **fields: Any
-) -> list[Part]:
-    """A part for the weights, or one for each where there are several radii, and one for the rest."""
-    if isinstance(free, str):
-        raise TypeError(f"free={free!r} must be a list of globs, e.g. free=[{free!r}]")
-    replicas = isinstance(model, Replicas)  # their first axis is no dimension of a weight
-    named = [(name, param.dim() - replicas if param.numel() else 0) for name, param in model.named_parameters()]
-    for where in free:
-        if not any(matches(name, where) for name, _ in named):
-            raise ValueError(f"free={where!r} matches no parameter")
-    weights = [name for name, dim in named if dim > 1 and not any(matches(name, where) for where in free)]
-    if not weights:
-        raise ValueError("no weights to constrain: no parameter with two dimensions or more is not free")
-    literal = [glob.escape(name) for name in weights]
-    if isinstance(radius, Sequence):
-        if len(radius) != len(weights):
-            raise ValueError(f"radius has {len(radius)} values for the {len(weights)} weights {', '.join(weights)}")
-        parts = [Part(where, on=surface(r, **fields)) for where, r in zip(literal, radius, strict=True)]
-    else:
-        on = surface(**fields) if radius is None else surface(radius, **fields)
-        parts = [Part("|".join(literal), on=on)]
-    return [*parts, Part("*")] if len(weights) < len(named) else parts
-
-
-def _layers(model: torch.nn.Module) -> list[str]:
-    """Modules that hold parameters of their own, in order of first use."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters()))
-
-
-def _glob(layer: str) -> str:
-    """The glob of a layer's parameters; characters that mean something in a glob are meant literally."""
-    return f"{glob.escape(layer)}.*" if layer else "*"
-
-
-def _narrow_first(parts: list[Part]) -> list[Part]:
-    """A layer inside a layer must come before it, since the first match wins; else the order stays."""
-    order = {part.where: i for i, part in enumerate(parts)}
-    inside = {part.where: [q for q in order if q != part.where and matches(q, part.where)] for part in parts}
-    return sorted(parts, key=lambda part: max([order[part.where], *(order[q] + 0.5 for q in inside[part.where])]))
-
-
-def _output(model: torch.nn.Module) -> str:
-    layers = _layers(model)
-    if len(layers) < 2:
-        raise ValueError(
-            f"a partitioned method needs two layers or more, this model has {layers}: use tether.methods.langevin, "
-            "or name the parameters of the output part by output='...'"
-        )
-    return _glob(layers[-1])
-
-
-def _per_layer(name: str, value: Any, layers: list[str]) -> list[float]:
-    one = isinstance(value, str) or not isinstance(value, Sequence | torch.Tensor | np.ndarray) or np.ndim(value) == 0
-    given = [value] * len(layers) if one else list(value)
-    values = [number("langevin_in_layers", name, x, allow_infinite=name == "friction") for x in given]
-    if len(values) != len(layers):
-        raise ValueError(f"{name} has {len(values)} values for the {len(layers)} layers {', '.join(layers)}")
-    return values
-
-
-def _thermostats(model: torch.nn.Module, per: str, taken: Part | None = None, **fields: Any) -> list[Part]:
-    """One part, and so one thermostat, for each tensor, layer or the whole model; `taken` parameters apart."""
-    names = [name for name, _ in model.named_parameters() if not (taken and matches(name, taken.where))]
-    wheres = {
-        "tensor": [glob.escape(name) for name in names],
-        "layer": list(dict.fromkeys(_glob(name.rpartition(".")[0]) for name in names)),
-        "model": ["*"],
-    }
-    if per not in wheres:
-        raise ValueError(f"per={per!r} must be 'tensor', 'layer' or 'model'")
-    if not names:
-        where = taken.where if taken else "*"
-        raise ValueError(f"the inner part matches no parameter: output={where!r} takes them all; name the output alone")
-    return _narrow_first([Part(where, **fields) for where in wheres[per]])
