@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tether import replicas
-from tether.replicas import Layer, Replicas, build
+from tether import products
+from tether.replicas import Layer, Replicas, build, layers
 
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}  # of sums of some tens of numbers of order 1
 
@@ -284,7 +284,7 @@ def test_products_and_vmap_agree(factory, each, dtype):
 
 def test_every_elementwise_layer_is_that_of_the_module():
     x = torch.linspace(-4, 4, 10).view(5, 2)
-    for kind in replicas.ELEMENTWISE:
+    for kind in products.ELEMENTWISE:
         ens = Replicas(lambda kind=kind: nn.Sequential(nn.Linear(2, 4), kind(), nn.Linear(4, 1)), 2)
         assert [layer.kind for layer in ens.layers] == ["linear", "elementwise", "linear"]
         close(ens(x), torch.stack([module(x) for module in ens]))
@@ -391,7 +391,7 @@ def test_hooks_are_called_and_turn_the_products_off():
 
 def test_layers_are_the_stages_by_name():
     ens = Replicas(deep, 2)
-    assert replicas.layers(ens) == ens.layers
+    assert layers(ens) == ens.layers
     assert Replicas(deep, 2, fast=False).subset([0]).layers is None
     assert [(kind, weight, bias) for kind, _, weight, bias in ens.layers] == [
         ("flatten", None, None),
@@ -419,7 +419,7 @@ def test_a_net_may_use_the_names_of_ours():
             return self.seed(self.layers(x)) + self.load
 
     ens = Replicas(Clash, 2)
-    assert replicas.layers(ens) is None
+    assert layers(ens) is None
     assert isinstance(ens.layers, nn.Sequential)
     assert ens.get_parameter("layers.0.weight").shape == (2, 3, 2)
     assert isinstance(ens.get_submodule("seed"), nn.Linear)

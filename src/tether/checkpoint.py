@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tether.motion import Lanes
+from tether.blocks import Lanes
 from tether.rows import named
 from tether.surfaces import Free, Surface
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tether.constrained import Stack, place, stacks, write
 from tether.part import matches
+from tether.placed import Stack, place, stacks, write
 from tether.replicas import Replicas
 from tether.surfaces import Surface
 

@@ -10,123 +10,24 @@ Circles and spheres have a compiled path as well, which takes a whole word throu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tether import native
+from tether.blocks import Lanes, decayed, still
 from tether.letters import LETTERS, Letter, sqrt
-from tether.motion import Lanes, Terms, coefficients, decayed, is_number, per_replica, still
 from tether.noise import Normals
-from tether.surfaces import Free, Surface
+from tether.placed import Stack, stacks
+from tether.sums import Terms, coefficients, is_number, per_replica
+from tether.surfaces import Surface
 from tether.words import Beat
 
-__all__ = ["Constrained", "Stack", "degrees", "place", "stacks", "write"]
+__all__ = ["Constrained"]
 
 Tensors = list[torch.Tensor]
 Name = tuple[int, int, int]  # of a draw: seed, step, number of the draw
-PLAIN = Lanes()
-
-
-def stacks(params: Tensors, names: list[str], surface: Surface) -> list[tuple[Tensors, list[str]]]:
-    """Parameters that can be handled as one batch: of one shape, dtype and device, or all that g takes together."""
-    chosen: dict[Any, tuple[Tensors, list[str]]] = {}
-    for param, name in zip(params, names, strict=True):
-        if not param.numel():
-            continue
-        kind = None if surface.together else (param.shape, param.dtype, param.device)
-        mine, labels = chosen.setdefault(kind, ([], []))
-        mine.append(param)
-        labels.append(name)
-    return list(chosen.values())
-
-
-@torch.no_grad()
-def place(
-    named: Mapping[str, torch.Tensor], surface: Surface, seed: int, lanes: Lanes = PLAIN
-) -> list[tuple[Stack, torch.Tensor]]:
-    """Where parameters start on their surface, to be written; frozen ones are left where they are."""
-    if surface.together and not all(param.requires_grad for param in named.values()):
-        return []
-    chosen = {name: param for name, param in named.items() if param.requires_grad}
-    groups = stacks(list(chosen.values()), list(chosen), surface)
-    found = [Stack(mine, labels, surface, lanes) for mine, labels in groups]
-    return [(stack, stack.surface.lower(stack.place(seed), stack.shape)) for stack in found]
-
-
-@torch.no_grad()
-def write(placed: Iterable[tuple[Stack, torch.Tensor]]) -> None:
-    """Move parameters to where they start."""
-    for stack, values in placed:
-        stack.scatter(values, stack.params)
-
-
-class Stack:
-    """Parameters of one shape on a surface; with replicas, all replicas of all of them."""
-
-    def __init__(self, params: Tensors, names: list[str], surface: Surface, lanes: Lanes = PLAIN) -> None:
-        self.params, self.names, self.lanes, self.rows = params, names, lanes, lanes.rows
-        self.joint = surface.together
-        shapes = [param.shape[lanes.batched :] for param in params]
-        self.shape = (sum(map(math.prod, shapes)),) if self.joint else tuple(shapes[0])
-        self.surface = surface.bind(shapes if self.joint else shapes[:1])
-        self.dtype, self.device = params[0].dtype, params[0].device
-        # Points and momenta of half-precision weights are kept in float32: Σ is thinner than a rounding error there.
-        self.wide = torch.float64 if self.dtype is torch.float64 else torch.float32
-
-    def gather(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Tensors shaped like the parameters as one stack."""
-        if self.joint:
-            return torch.cat([x.detach().reshape(self.rows, -1) for x in tensors], dim=1).to(self.wide)
-        stacked = torch.stack([x.detach() for x in tensors]).to(self.wide)
-        return stacked.flatten(0, 1) if self.lanes.batched else stacked
-
-    def scatter(self, values: torch.Tensor, tensors: Tensors) -> None:
-        """Write a stack back into such tensors."""
-        if self.joint:
-            pieces = values.split([x.numel() // self.rows for x in tensors], 1)
-            written = [piece.reshape(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
-        else:
-            written = self.shares(values)
-        torch._foreach_copy_(tensors, written)
-
-    def shares(self, values: torch.Tensor) -> Tensors:
-        """What of a stack belongs to each owner."""
-        if not self.lanes.batched:
-            return list(values)
-        return [values[i : i + self.rows] for i in range(0, len(values), self.rows)]
-
-    def owners(self) -> Tensors:
-        """The parameters that hold state: all, or the first for all that g takes together."""
-        return self.params[:1] if self.joint else self.params
-
-    def normals(self, size: int, prefix: str = "") -> Normals:
-        """Normals for each owner, `size` numbers for each replica."""
-        names = [prefix + " ".join(self.names)] if self.joint else [prefix + name for name in self.names]
-        whole = size * self.rows
-        places = ([whole] * len(names), [i * whole for i in range(len(names))], whole * len(names))
-        return Normals(names, *places, self.wide, self.device, self.rows, self.lanes.numbers)
-
-    def place(self, seed: int) -> torch.Tensor:
-        """Points of Σ near the parameters; random ones are named by the seed and the parameter."""
-        size = math.prod(self.shape)
-        return self.surface.place(
-            self.gather(self.params), self.normals(size, "place/").draw(seed, 0, 0).view(-1, *self.shape)
-        )
-
-    def point(self, state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
-        """Saved points where they belong to the parameters as they are, else new ones."""
-        θ = self.gather(self.params)
-        if not self.surface.slack:
-            return self.surface.lift(θ)
-        if all("point" in state.get(owner, {}) for owner in self.owners()):
-            q = torch.stack([state[owner]["point"].to(self.wide) for owner in self.owners()])
-            q = q.flatten(0, 1) if self.lanes.batched else q
-            reach = 1e-2 if self.dtype.itemsize < 4 else 1e-5
-            if torch.allclose(self.surface.lower(q, self.shape), θ, rtol=reach, atol=reach):
-                return q
-        return self.surface.place(θ)
 
 
 class Moving(Stack):
@@ -503,12 +404,3 @@ class Constrained:
             self.scalars |= {"h": duration, "γ": math.inf}
             self.apply(LETTERS[letter], name)
         self.scalars["γ"] = γ
-
-
-def degrees(surface: Surface | Free, params: list[torch.Tensor], lanes: Lanes) -> int:
-    """Degrees of freedom of one replica: the number of parameters, minus the constraints."""
-    if isinstance(surface, Free):
-        return sum(param.numel() for param in params) // lanes.rows
-    groups = stacks(params, [""] * len(params), surface)
-    bound = [Stack(mine, names, surface, lanes) for mine, names in groups]
-    return sum((1 if b.joint else len(b.params)) * b.surface.dimension(b.shape) for b in bound)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from tether.blocks import Lanes
 from tether.letters import exp
-from tether.motion import Lanes
 from tether.noise import Normals
 
 __all__ = ["Cycle", "Merge", "Sleep", "cycle"]

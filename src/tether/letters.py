@@ -2,7 +2,7 @@
 
 A letter is a pure function. The names of its arguments say what it needs, its decorator says what it
 changes, and it returns the new value of that. It works on plain tensors (the reference), and on the
-formal sums of `motion.py`, which turn the same line into a few fused calls over a whole part.
+formal sums of `sums.py`, which turn the same line into a few fused calls over a whole part.
 
 =======  ==========================================================  =======================
 symbol   meaning                                                     field of `Part`

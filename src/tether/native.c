@@ -1,6 +1,6 @@
 // One pass over memory for a whole word: every block of a part is loaded once, taken through all the linear
 // letters of the word with its noise made on the spot, and stored once. native.py compiles this file on first
-// use; noise.py (the streams) and motion.py (the letters) hold the same mathematics in Python.
+// use; noise.py (the streams) and sums.py (the letters) hold the same mathematics in Python.
 
 #ifndef REAL
 #include <math.h>

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
+from tether.blocks import Lanes
 from tether.checkpoint import check_checkpoint
-from tether.constrained import Constrained, Stack, degrees, place, stacks, write
+from tether.constrained import Constrained
 from tether.cycles import Cycle
 from tether.cycles import cycle as cycle_of
 from tether.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
-from tether.motion import Lanes, Motion
+from tether.motion import Motion
 from tether.part import DEFAULTS, NUMERIC, Part, check, known_fields, plain
 from tether.path import Path
+from tether.placed import Stack, degrees, place, stacks, write
 from tether.replicas import Replicas
 from tether.rows import due, lanes_of, named, param_groups, symbols, zero
 from tether.surfaces import Free, Surface

@@ -6,63 +6,34 @@ products; other modules under ``torch.func.vmap``; and what vmap cannot run, rep
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tether.products import Layer, each_by_layer, products, stages_of, suits
+from tether.stacking import Factory, build_one, facts, number, replaced, same, tensors
+
 __all__ = ["Layer", "Replicas", "build", "layers"]
-
-Factory = Callable[[], nn.Module]
-Stage = tuple[str, nn.Module]
-ELEMENTWISE = (
-    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
-    *(nn.Tanh, nn.Hardtanh, nn.Sigmoid, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Softplus, nn.Softsign),
-)
-CONVOLUTIONS: dict[int, tuple[type[nn.Module], ...]] = {  # by the dimensions of their batches
-    3: (nn.Conv1d, nn.ConvTranspose1d),
-    4: (nn.Conv2d, nn.ConvTranspose2d),
-    5: (nn.Conv3d, nn.ConvTranspose3d),
-}
-# Exact types: a subclass may compute something else.
-KINDS: dict[type[nn.Module], str] = {
-    **dict.fromkeys(ELEMENTWISE, "elementwise"),
-    nn.Linear: "linear",
-    nn.Dropout: "dropout",
-    nn.Flatten: "flatten",
-}
-
-
-class Layer(NamedTuple):
-    """One stage of a net of Linear and elementwise layers, on values of shape (n, batch, features)."""
-
-    kind: str  # "linear", "elementwise", "dropout" or "flatten"
-    module: nn.Module  # what computes it; a Linear holds the stacked tensors
-    weight: str | None = None  # names of the stacked parameters, as in named_parameters()
-    bias: str | None = None
 
 
 def build(factory: Factory, seed: int, i: int) -> nn.Module:
     """Replica i alone, as a plain module: the same numbers as in every `Replicas` with this factory and seed."""
-    module = _build(factory, seed, i)
-    _number(module, (i,))
+    module = build_one(factory, seed, i)
+    number(module, (i,))
     return module
 
 
 def layers(ens: Replicas) -> list[Layer] | None:
     """The stages of a net of Linear and elementwise layers; None for other nets, with hooks, or if not `fast`."""
-    stages = _stages(ens._shell) if ens._fast else None
+    stages = stages_of(ens._shell) if ens._fast else None
     if stages is None:
         return None
     names: dict[Any, str] = {x: name for name, x in ens.named_parameters()}
@@ -103,18 +74,18 @@ class Replicas(nn.Module):
     def __init__(self, factory: Factory, n: int, seed: int = 0, *, fast: bool = True, vmap: bool = True) -> None:
         super().__init__()
         n = _count(n)
-        first = _build(factory, seed, 0)
-        named = _tensors(first)
+        first = build_one(factory, seed, 0)
+        named = tensors(first)
         stacks = {name: torch.empty((n, *x.shape), dtype=x.dtype, device=x.device) for name, x in named.items()}
-        facts = _facts(first)
+        want = facts(first)
         with torch.no_grad():
             for i in range(n):
-                module = first if i == 0 else _build(factory, seed, i)
-                _same(facts, _facts(module), i)
-                for name, x in _tensors(module).items():
+                module = first if i == 0 else build_one(factory, seed, i)
+                same(want, facts(module), i)
+                for name, x in tensors(module).items():
                     stacks[name][i].copy_(x)
         self.seed, self._fast, self._vmap = seed, fast, vmap
-        self._hold(_replace(first, named, stacks), tuple(range(n)))
+        self._hold(replaced(first, named, stacks), tuple(range(n)))
 
     def _hold(self, shell: nn.Module, replicas: tuple[int, ...]) -> None:
         """Make the tensors and submodules of a plain module one's own; both then hold the very same."""
@@ -124,7 +95,7 @@ class Replicas(nn.Module):
         shared = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
         self.__dict__.update({name: getattr(shell, name) for name in shared})
         self.__dict__["_shell"] = shell  # past nn.Module, which would register it as a submodule
-        _number(self, replicas)
+        number(self, replicas)
 
     def forward(self, *args: Any, each: bool | None = None, **kwargs: Any) -> Any:
         """What every replica says, stacked along a first axis.
@@ -134,15 +105,15 @@ class Replicas(nn.Module):
         Inputs given by keyword or in a dict are shared unless ``each=True``, which then holds for all tensors.
         """
         x = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        stages = _stages(self._shell) if self._fast and len(args) == 1 and not kwargs else None
+        stages = stages_of(self._shell) if self._fast and len(args) == 1 and not kwargs else None
         if each is None:
             each = x is not None and self._each(x, stages is not None)
         if each:
             _check_each((args, kwargs), len(self))
         elif x is not None:
             self._dims = x.ndim
-        if x is not None and stages is not None and _suits(x, stages, each):
-            return _products(x, stages, each, len(self))
+        if x is not None and stages is not None and suits(x, stages, each):
+            return products(x, stages, each, len(self))
         if self._vmap and not _needs_turns(self._shell):
             return self._all_at_once(args, kwargs, each)
         return self._in_turn(args, kwargs, each)
@@ -151,7 +122,7 @@ class Replicas(nn.Module):
         """Is x a batch for each replica, rather than one for all?"""
         if x.ndim == 0 or len(x) != len(self):
             return False
-        by_layer = _each_by_layer(self._shell, x)
+        by_layer = each_by_layer(self._shell, x)
         if by_layer is not None and known:
             return by_layer
         before = None if self._dims is None else {self._dims: False, self._dims + 1: True}.get(x.ndim)
@@ -189,7 +160,7 @@ class Replicas(nn.Module):
             shape[:] = values, out_spec
             return [value for value in values if isinstance(value, torch.Tensor)], changed
 
-        state = _tensors(self)
+        state = tensors(self)
         with _vmappable_attention(state.values()):
             try:
                 stacked, changed = vmap(one, randomness="different")(state, [leaves[i] for i in mapped])
@@ -210,9 +181,7 @@ class Replicas(nn.Module):
         leaves, spec = tree_flatten((args, kwargs))
         n, outs = len(self), []
         # The gradient of n views by unbind is one stack; views by index can be changed in place, as buffers are.
-        views = {
-            name: x.unbind() if x.requires_grad else [x[i] for i in range(n)] for name, x in _tensors(self).items()
-        }
+        views = {name: x.unbind() if x.requires_grad else [x[i] for i in range(n)] for name, x in tensors(self).items()}
         for i in range(n):
             mine = [leaf[i] if each and _has_axis(leaf) else leaf for leaf in leaves]
             state = {name: x[i] for name, x in views.items()}
@@ -235,7 +204,7 @@ class Replicas(nn.Module):
     @torch.no_grad()
     def _write(self, changed: Mapping[str, torch.Tensor], i: int | None = None) -> None:
         for name, x in changed.items():
-            stack = _tensors(self)[name]
+            stack = tensors(self)[name]
             (stack if i is None else stack[i]).copy_(x)
 
     def __len__(self) -> int:
@@ -247,9 +216,9 @@ class Replicas(nn.Module):
     def __getitem__(self, i: int) -> nn.Module:
         """Replica i as a plain module of its own, with copies of the values."""
         i = self._position(i)
-        named = _tensors(self)
-        module = _replace(self._shell, named, {name: x.detach()[i].clone() for name, x in named.items()})
-        _number(module, self.replicas[i : i + 1])
+        named = tensors(self)
+        module = replaced(self._shell, named, {name: x.detach()[i].clone() for name, x in named.items()})
+        number(module, self.replicas[i : i + 1])
         return module
 
     def __setitem__(self, i: int, module: nn.Module) -> None:
@@ -260,7 +229,7 @@ class Replicas(nn.Module):
     def load(self, i: int, module: nn.Module) -> None:
         """Set replica i to the values of a plain module, in place."""
         i = self._position(i)
-        mine, theirs = _tensors(self), _tensors(module)
+        mine, theirs = tensors(self), tensors(module)
         want, got = ({name: tuple(x.shape[d:]) for name, x in y.items()} for d, y in ((1, mine), (0, theirs)))
         for name in [*want, *got]:
             if want.get(name) != got.get(name):
@@ -274,12 +243,12 @@ class Replicas(nn.Module):
     def subset(self, indices: int | slice | Sequence[int] | Sequence[bool] | torch.Tensor) -> Replicas:
         """These replicas as a `Replicas` of their own, with copies of the values; they keep their numbers."""
         chosen = self._positions(indices)
-        named = _tensors(self)
+        named = tensors(self)
         stacks = {name: x.detach()[torch.tensor(chosen, device=x.device)] for name, x in named.items()}
         new = type(self).__new__(type(self))
         nn.Module.__init__(new)
         new.seed, new._fast, new._vmap = self.seed, self._fast, self._vmap
-        new._hold(_replace(self._shell, named, stacks), tuple([self.replicas[i] for i in chosen]))
+        new._hold(replaced(self._shell, named, stacks), tuple([self.replicas[i] for i in chosen]))
         new._dims = self._dims
         return new
 
@@ -316,7 +285,7 @@ class Replicas(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As for any module; the number of replicas must be the same."""
-        for name, x in _tensors(self).items():
+        for name, x in tensors(self).items():
             shape = tuple(state_dict[name].shape) if name in state_dict else None
             if shape == tuple(x.shape[1:]):
                 raise RuntimeError(
@@ -329,57 +298,23 @@ class Replicas(nn.Module):
                     f"Replicas(factory, {shape[0]}) and pick with ens.subset(...)"
                 )
         found = super().load_state_dict(state_dict, strict=strict, assign=assign)
-        _number(self, self.replicas)
+        number(self, self.replicas)
         return found
 
     # torch makes new Parameters where it moves, copies or unpickles a module, and drops their attributes.
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Replicas:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        _number(self, self.replicas)
+        number(self, self.replicas)
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        _number(self, self.replicas)
+        number(self, self.replicas)
 
     def __repr__(self) -> str:
         numbers = "" if self.replicas == tuple(range(len(self))) else f", replicas={self.replicas}"
         return f"Replicas(n={len(self)}, seed={self.seed}{numbers}) {self._shell!r}"
-
-
-# building
-
-
-def _build(factory: Factory, seed: int, i: int) -> nn.Module:
-    """What the factory returns under the seed of replica i."""
-    if not callable(factory):
-        raise TypeError(
-            f"factory is a {type(factory).__name__}; it must be a function that builds a module: "
-            "Replicas(lambda: nn.Linear(2, 1), n)"
-        )
-    if isinstance(factory, nn.Module):
-        raise TypeError(
-            f"factory is a module ({type(factory).__name__}), not what builds one: for n networks that start equal "
-            "write Replicas(lambda: copy.deepcopy(module), n)"
-        )
-    if not isinstance(seed, int):
-        raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
-    name = hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=8).digest()
-    busy = torch.cuda.is_initialized()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if busy else []):
-        torch.manual_seed(int.from_bytes(name, "little") >> 1)
-        module = factory()
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"the factory returned a {type(module).__name__}; it must return a torch.nn.Module")
-    lazy = [name for name, x in _tensors(module).items() if is_lazy(x)]
-    if lazy:
-        raise ValueError(
-            f"{lazy[0]!r} is lazy, it has no shape yet: call the module once on an example inside the factory"
-        )
-    if not any(True for _ in module.parameters()):
-        raise ValueError(f"the factory returned a {type(module).__name__} without parameters: nothing to stack")
-    return module
 
 
 def _count(n: Any) -> int:
@@ -388,60 +323,6 @@ def _count(n: Any) -> int:
     if n < 1:
         raise ValueError(f"n={n} must be at least 1")
     return operator.index(n)
-
-
-def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name; a tensor of two modules has two names, one of a module used twice has one."""
-    found = {}
-    for path, owner in module.named_modules():
-        for name, x in [*owner._parameters.items(), *owner._buffers.items()]:
-            if x is not None:
-                found[f"{path}.{name}" if path else name] = x
-    return found
-
-
-def _facts(module: nn.Module) -> dict[str, Any]:
-    """What must be equal between replicas: all but the values of parameters and buffers."""
-    facts: dict[str, Any] = {}
-    for path, owner in module.named_modules():
-        facts[path or "the module"] = type(owner).__name__
-        for name, value in vars(owner).items():
-            if isinstance(value, (bool, int, float, torch.Tensor)):
-                facts[f"{path}.{name}" if path else name] = value
-    first: dict[int, str] = {}
-    for name, x in _tensors(module).items():
-        tied = first.setdefault(id(x), name)
-        kind = ("trained" if x.requires_grad else "frozen") + ("" if tied == name else f", tied to {tied}")
-        facts[name] = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}, {kind}"
-    return facts
-
-
-def _same(want: dict[str, Any], got: dict[str, Any], i: int) -> None:
-    for name in [*want, *got]:
-        x, y = want.get(name), got.get(name)
-        tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
-        if not (torch.equal(x, y) if tensors else repr(x) == repr(y)):  # type: ignore[arg-type]
-            raise ValueError(
-                f"{name!r} is {x} in replica 0 and {y} in replica {i}: the factory must build the same network each "
-                "time, and only parameters and buffers may differ in value"
-            )
-
-
-def _replace(module: nn.Module, old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A copy of a module with new tensors in the places of the old ones; tied ones stay tied."""
-    memo: dict[int, Any] = {}
-    for name, x in old.items():
-        parameter = isinstance(x, nn.Parameter)
-        memo.setdefault(id(x), nn.Parameter(new[name], requires_grad=x.requires_grad) if parameter else new[name])
-    return copy.deepcopy(module, memo)
-
-
-def _number(module: nn.Module, replicas: tuple[int, ...]) -> None:
-    for parameter in module.parameters():
-        parameter.replicas = replicas  # type: ignore[attr-defined]
-
-
-# inputs and outputs
 
 
 def _has_axis(leaf: Any) -> bool:
@@ -467,85 +348,6 @@ def _outputs(out: Any) -> tuple[list[Any], Any]:
                 "return tensors, or tuples, lists or dicts of them"
             )
     return values, spec
-
-
-def _each_by_layer(module: nn.Module, x: torch.Tensor) -> bool | None:
-    """Does the first layer with parameters take x, or what lies under its first axis? None if it cannot tell."""
-    flattened = False
-    for layer in module.modules():
-        flattened = flattened or isinstance(layer, nn.Flatten)
-        if layer._parameters:
-            shared, each = _takes(layer, x.shape, flattened), _takes(layer, x.shape[1:], flattened)
-            return None if shared == each else each
-    return None
-
-
-def _takes(layer: nn.Module, shape: Sequence[int], flattened: bool) -> bool:
-    """Is this the shape of a batch for this layer?"""
-    if isinstance(layer, nn.Linear):
-        return len(shape) > 1 and math.prod(shape[1:]) == layer.in_features and (flattened or len(shape) == 2)
-    if isinstance(layer, nn.Embedding):
-        return len(shape) == 2
-    return isinstance(layer, CONVOLUTIONS.get(len(shape), ()))
-
-
-# ways to compute
-
-
-def _stages(module: nn.Module) -> list[Stage] | None:
-    """The net as Linear and elementwise layers, or None if it is not such a net, or if hooks want to see it run."""
-    stages: list[Stage] = []
-    found = _flatten(module, stages)
-    return stages if found and any(kind == "linear" for kind, _ in stages) else None
-
-
-def _flatten(module: nn.Module, stages: list[Stage]) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        return False
-    if type(module) is nn.Sequential:
-        return all(_flatten(child, stages) for child in module)
-    kind = KINDS.get(type(module))
-    if kind is None or (isinstance(module, nn.Flatten) and not (module.start_dim == 1 and module.end_dim == -1)):
-        return False
-    stages.append((kind, module))
-    return True
-
-
-def _suits(x: torch.Tensor, stages: list[Stage], each: bool) -> bool:
-    """Is x a batch of vectors of the right length? Others are left to the plain module, which knows best."""
-    at = next(i for i, (kind, _) in enumerate(stages) if kind == "linear")
-    first = stages[at][1]
-    flattened = any(kind == "flatten" for kind, _ in stages[:at])
-    if not flattened and x.ndim > each and x.shape[-1] != first.in_features:
-        raise ValueError(
-            f"an input of shape {tuple(x.shape)} does not fit {first}: its last dimension must be that long"
-        )
-    return _takes(first, x.shape[each:], flattened)
-
-
-def _products(x: torch.Tensor, stages: list[Stage], each: bool, n: int) -> torch.Tensor:
-    """The net by batched products; a shared input meets the weights of all replicas in a single one."""
-    shared = not each
-    for kind, layer in stages:
-        if kind == "linear":
-            W: torch.Tensor = layer.weight  # type: ignore[assignment]
-            b: torch.Tensor | None = layer.bias  # type: ignore[assignment]
-            if shared:
-                x = nn.functional.linear(x, W.flatten(0, 1), None if b is None else b.flatten())
-                x, shared = x.view(len(x), *W.shape[:2]).transpose(0, 1), False
-            else:
-                # W on the left: its gradient then comes in W's own layout and need not be copied
-                y = torch.bmm(W, x.mT) if b is None else torch.baddbmm(b.unsqueeze(2), W, x.mT)
-                x = y.mT
-        elif kind == "flatten":
-            x = x.flatten(1 if shared else 2)
-        elif kind == "dropout":
-            if shared and layer.training:
-                x, shared = x.expand(n, *x.shape), False
-            x = nn.functional.dropout(x, layer.p, layer.training)  # type: ignore[arg-type]
-        else:
-            x = layer(x)
-    return x
 
 
 def _needs_turns(module: nn.Module) -> bool:

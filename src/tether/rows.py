@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tether.motion import Lanes
+from tether.blocks import Lanes
 from tether.part import NUMERIC, Part, match, number
 
 __all__ = ["due", "lanes_of", "named", "param_groups", "symbols", "zero"]

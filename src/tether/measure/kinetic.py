@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD
 
-from tether.constrained import degrees as freedom
 from tether.measure.series import mean_and_error
 from tether.optimizer import Optimizer
+from tether.placed import degrees as freedom
 from tether.rows import named as names
 from tether.surfaces import Surface
 from tether.train import Record
