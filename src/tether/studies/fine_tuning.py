@@ -47,10 +47,18 @@ def sgd(trained: Sequence[str] = ("",)) -> Method:
     return lambda net, h: torch.optim.SGD(frozen_but(net, trained), lr=h, momentum=0.9, foreach=True)
 
 
-def multirate(fast: Sequence[str], drift: bool = True) -> Method:
-    """Algorithm 5.1, or 5.2 without drift, with the fast step h/k = `h`."""
+def multirate(fast: Sequence[str], drift: bool = True, k: int = K, slow: float | None = None) -> Method:
+    """Algorithm 5.1, or 5.2 without drift, with the fast step h/k = `h`; the slow one is `slow` times that, else k."""
     where = "|".join(f"{name}.*" for name in fast)
-    return lambda net, h: tether.methods.multirate_sgd(net, fast=where, k=K, lr=K * h, momentum=0.9, drift=drift)
+
+    def method(net: nn.Module, h: float) -> torch.optim.Optimizer:
+        opt = tether.methods.multirate_sgd(net, fast=where, k=k, lr=k * h, momentum=0.9, drift=drift)
+        if slow is not None:
+            for group in opt.param_groups:
+                group["lr"] = slow * h if group["every"] > 1 else h
+        return opt
+
+    return method
 
 
 def frozen_but(model: nn.Module, trained: Iterable[str]) -> list[nn.Parameter]:
