@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="seconds, decides nothing")
     scale.add_argument("--full", dest="scale", action="store_const", const="full", help="the paper's scale")
     running.add_argument("--seed", type=int, default=0)
-    running.add_argument("--jobs", type=int, default=1, help="how many studies at once, one thread each")
+    running.add_argument("--jobs", type=int, default=1, help="how many studies, or pieces of a single study, at once")
     running.add_argument("--data", type=Path, help="the folder of the data sets (default: TETHER_DATA)")
     running.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the study's config")
     reporting.add_argument("--html", type=Path, help="the file to write (default OUT/report.html)")

@@ -66,6 +66,30 @@ def pieces(folder):
     return {path.name: path.read_bytes() for path in sorted((folder / "pieces").glob("*.npz"))}
 
 
+def test_pieces_at_once_are_the_same_bits(tmp_path):
+    for name, workers in (("one", 1), ("three", 3)):
+        lab = Lab(DICE, Config(pieces=7), tmp_path / name, seed=0)
+        lab.workers, seen = workers, []
+        lab.watch = lambda done, total, piece, seen=seen: seen.append(piece)
+        lab.open()
+        dice(lab.config, lab)
+        lab.close()
+        assert set(seen) == {*(f"throw {i}" for i in range(7)), ""}
+    assert pieces(tmp_path / "one") == pieces(tmp_path / "three")
+    assert len((tmp_path / "three" / "metrics.jsonl").read_text().splitlines()) == 7
+
+
+def test_a_piece_that_fails_in_a_worker_says_why_and_the_others_are_kept(tmp_path, capfd):
+    lab = Lab(DICE, Config(), tmp_path, seed=0)
+    lab.workers = 2
+    lab.open()
+    work = {"good": lambda: {"x": 1.0}, "bad": lambda: {"x": 1 / 0}, "better": lambda: {"x": 2.0}}
+    with pytest.raises(ZeroDivisionError):
+        lab.pieces(work)
+    lab.close()
+    assert set(pieces(tmp_path)) == {"good.npz", "better.npz"}
+
+
 def test_a_piece_is_done_once_and_comes_back_as_it_was_written(tmp_path):
     lab = Lab(DICE, Config(), tmp_path, seed=0)
     lab.open()

@@ -25,6 +25,7 @@ import torch
 
 from tether.studies.environment import environment
 from tether.studies.study import Results, Study
+from tether.studies.workers import in_workers
 
 __all__ = ["Busy", "Lab", "write_text"]
 
@@ -39,6 +40,7 @@ class Lab:
     def __init__(self, study: Study, config: Any, folder: Path, seed: int, data: Path | None = None) -> None:
         self.study, self.config, self.folder, self.seed, self.data = study, config, folder, seed, data
         self.watch: Callable[[int, int, str], None] = lambda done, total, piece: None
+        self.workers = 1  # how many pieces at once
         self._lock: IO[str] | None = None
 
     def open(self) -> None:
@@ -66,19 +68,28 @@ class Lab:
     def pieces(self, work: Mapping[str, Callable[[], Results]]) -> dict[str, Results]:
         """Do what is not done yet, in order, and return all results by the names of the pieces.
 
-        A result is a dictionary of numbers, text, lists and arrays; it is returned as it was written, as arrays.
+        A result is a dictionary of numbers, text, lists and arrays; it is returned as it was written, as arrays. With
+        several workers, pieces run at once in processes of their own, to the same bits.
         """
-        found = {}
-        for done, (name, piece) in enumerate(work.items()):
-            path = self.folder / "pieces" / f"{quote(name, safe=' ,=+')}.npz"
-            if not path.exists():
-                self.watch(done, len(work), name)
-                began = time.perf_counter()
-                self._seed(name)
-                self._write(path, piece(), name, time.perf_counter() - began)
-            found[name] = self._read(path)
+        paths = {name: self.folder / "pieces" / f"{quote(name, safe=' ,=+')}.npz" for name in work}
+        undone = [name for name in work if not paths[name].exists()]
+
+        def do(name: str) -> None:
+            began = time.perf_counter()
+            self._seed(name)
+            self._write(paths[name], work[name](), name, time.perf_counter() - began)
+
+        def watch(name: str) -> None:
+            self.watch(sum(path.exists() for path in paths.values()), len(work), name)
+
+        if self.workers > 1 and len(undone) > 1:
+            in_workers(undone, do, self.workers, watch)
+        for name in undone:
+            if not paths[name].exists():
+                watch(name)
+                do(name)
         self.watch(len(work), len(work), "")
-        return found
+        return {name: self._read(path) for name, path in paths.items()}
 
     def named_seed(self, name: str) -> int:
         """A seed of 31 bits that belongs to this name, this study and the seed of the run."""

@@ -41,7 +41,7 @@ def folder_of(job: Job) -> Path:
     return job.out / job.name / (job.scale if job.seed == 0 else f"{job.scale}-seed{job.seed}")
 
 
-def run_one(job: Job, watch: Any = None) -> str:
+def run_one(job: Job, watch: Any = None, workers: int = 1) -> str:
     """Run a study to its end, or go on with it; returns how it went, in a line."""
     study = find(job.name)
     lacking = missing(study)
@@ -50,7 +50,7 @@ def run_one(job: Job, watch: Any = None) -> str:
     # One thread: the sums then do not depend on how many studies run at once.
     torch.set_num_threads(1)
     lab = Lab(study, study.at(job.scale, **job.changes), folder_of(job), job.seed)
-    lab.watch = watch or lab.watch
+    lab.watch, lab.workers = watch or lab.watch, workers
     try:
         lab.open()
     except Busy as busy:
@@ -92,17 +92,22 @@ def conclude(study: Study, lab: Lab, job: Job, results: dict[str, Any]) -> str:
 
 
 def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[str, str]:
-    """Run several studies; one that fails or lacks its data does not keep the others from running."""
+    """Run several studies; one that fails or lacks its data does not keep the others from running.
+
+    Of a single study so many pieces run at once.
+    """
     with _bars(jobs) as bars:
-        if at_once == 1:
-            return {job.name: _guarded(job, lambda *news, name=job.name: bars(name, *news), bars) for job in jobs}
+        if at_once == 1 or len(jobs) == 1:
+            return {
+                job.name: _guarded(job, lambda *news, name=job.name: bars(name, *news), bars, at_once) for job in jobs
+            }
         return _in_processes(jobs, at_once, bars)
 
 
-def _guarded(job: Job, watch: Any, bars: Any) -> str:
+def _guarded(job: Job, watch: Any, bars: Any, workers: int = 1) -> str:
     bars(job.name, 0, 0, "")
     try:
-        outcome = run_one(job, watch)
+        outcome = run_one(job, watch, workers)
     except Exception as error:
         traceback.print_exc()
         outcome = f"failed: {type(error).__name__}: {error}"
