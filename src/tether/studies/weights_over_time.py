@@ -122,8 +122,8 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
                 axis.set_ylabel(f"{turns} turns, {kind}", fontsize=9)
         panels[0, column].set_title(name, fontsize=10)
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.supxlabel("value; beyond ±2 in the outermost bins", fontsize=9)
+    title = "value; beyond ±2 in the outermost bins"
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, title=title)
     title = f"First layer over time, {config.nodes} nodes, logarithmic counts (Figures 3.6, 3.7)"
     figure.suptitle(title, fontsize=11)
     return {"weights": figure}
