@@ -220,14 +220,15 @@ class Moving(Stack):
         assert self.fast is not None
         each = native.replicas_in(ops)
         packed = [native.pack(ops)] if not each else native.rows_of(native.pack_each(ops, each), each)
+        kernel = self.fast if each else self.fast.times(self.rows)  # of one replica, or of all at once
         q, p = self.shares(self.q), [None] * len(self.params) if self.p is None else self.shares(self.p)
         draws = [self.shares(R) for R in noise]
         for i, param in enumerate(self.params):
             g = self.grads[i] if self.grads else None
             vectors = [param, q[i], p[i], g, *(R[i] for R in draws)]
-            for j in range(self.rows):
-                own = [x if x is None or not self.lanes.batched else x[j] for x in vectors]
-                native.bounded(self.fast, own[:4], own[4:], packed[j if each else 0])
+            for j, ops_of in enumerate(packed):
+                own = [x if x is None or not each else x[j] for x in vectors]
+                native.bounded(kernel, own[:4], own[4:], ops_of)
         torch.autograd.graph.increment_version(self.params)
 
     def settle_matrices(self, kernel: native.Stiefel, ops: list[native.Op], noise: Tensors) -> None:

@@ -173,6 +173,10 @@ class Bounded(NamedTuple):
     slack: int
     radius: array[float]
 
+    def times(self, n: int) -> Bounded:
+        """As many as n parameters that lie one behind the other have."""
+        return self._replace(rows=n * self.rows, radius=n * self.radius if self.columns else self.radius)
+
 
 class Stiefel(NamedTuple):
     """Matrices with orthonormal columns; `tall` if the parameter is one, else it is the transpose."""

@@ -54,8 +54,8 @@ PUBLISHED_BY_TEMPERATURE = {0: 9.38, 1e-6: 9.01, 5e-6: 7.75, 1e-5: 7.06, 5e-5: 6
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 6
-    epochs: int = 1500  # of 50 steps
+    runs: int = 12
+    epochs: int = 4000  # of 50 steps
     grid: int = 500  # points along each side for the curvature
     smoothing: float = 0.01  # of the boundary: a hundredth of the spiral's size
     temperatures: tuple[float, ...] = (5e-6, 5e-4)  # of C-SGLD, beside 0 and 5e-5
