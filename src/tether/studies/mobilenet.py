@@ -39,8 +39,8 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 @dataclass(frozen=True)
 class Config:
     runs: int = 3
-    images: int = 320  # to train on
-    epochs: int = 40
+    images: int = 640  # to train on
+    epochs: int = 10
     tests: int = 1000
     size: int = 64  # pixels
     timed: int = 20  # steps, to compare speeds

@@ -55,8 +55,8 @@ PUBLISHED = {
 @dataclass(frozen=True)
 class Config:
     runs: int = 3
-    phrases: int = 320  # to train on
-    epochs: int = 30
+    phrases: int = 480  # to train on
+    epochs: int = 15
     sentences: int = 872  # to test on
     timed: int = 10  # steps, to compare speeds
     methods: tuple[str, ...] = (FULL, OURS, "last block + head alone")
