@@ -29,13 +29,14 @@ Batch = tuple[dict[str, torch.Tensor], torch.Tensor]  # words and labels
 HEAD = ("classifier",)
 LAST = (*HEAD, "bert.encoder.layer.5")
 FULL, OURS, OURS_HEAD = "full", "multirate, last block + head fast", "multirate, head fast"
+SAME = f"{OURS}, same step"
 METHODS: dict[str, Method] = {
     FULL: sgd(),
     OURS: multirate(LAST),
     f"{OURS}, no drift": multirate(LAST, drift=False),
     OURS_HEAD: multirate(HEAD),
     f"{OURS_HEAD}, no drift": multirate(HEAD, drift=False),
-    f"{OURS}, same step": multirate(LAST, slow=1.0),
+    SAME: multirate(LAST, slow=1.0),
     f"{OURS}, k = 3": multirate(LAST, k=3),
     f"{OURS}, k = 10": multirate(LAST, k=10),
     "last block + head alone": sgd(LAST),
@@ -46,7 +47,7 @@ PUBLISHED = {
     f"{OURS}, no drift": "89.54",
     OURS_HEAD: "89.43",
     f"{OURS_HEAD}, no drift": "88.69",
-    f"{OURS}, same step": "89.29",
+    SAME: "89.29",
     f"{OURS}, k = 3": "88.91",
     f"{OURS}, k = 10": "88.65",
 }
@@ -59,8 +60,8 @@ class Config:
     epochs: int = 15
     sentences: int = 872  # to test on
     timed: int = 10  # steps, to compare speeds
-    methods: tuple[str, ...] = (FULL, OURS, "last block + head alone")
-    sizes: tuple[float, ...] = (0.01, 0.01, 0.02)  # step sizes at first; of multirate h/k
+    methods: tuple[str, ...] = (FULL, OURS, SAME, "last block + head alone")
+    sizes: tuple[float, ...] = (0.01, 0.01, 0.01, 0.02)  # step sizes at first; of multirate h/k
     tried: tuple[float, ...] = ()  # step sizes to try on phrases held out
 
 
@@ -152,11 +153,19 @@ def claims(results: Results, config: Config) -> list[Claim]:
             f"{OURS}, no drift",
             "Table 5.1: 89.70 against 89.54 %",
         ),
-        "more so if the head alone is fast": (OURS_HEAD, f"{OURS_HEAD}, no drift", "Table 5.1: 89.43 against 88.69 %"),
-        "the last block among the fast parameters improves it": (OURS, OURS_HEAD, "Table 5.3: 89.70 against 89.43 %"),
-        "so does a larger step of the slow part, h_S = k h_F": (
+        "drift improves it more if the head alone is fast": (
+            OURS_HEAD,
+            f"{OURS_HEAD}, no drift",
+            "Table 5.1: 89.43 against 88.69 %",
+        ),
+        "the last block among the fast parameters improves the test accuracy": (
             OURS,
-            f"{OURS}, same step",
+            OURS_HEAD,
+            "Table 5.3: 89.70 against 89.43 %",
+        ),
+        "a larger step of the slow part, h_S = k h_F, improves the test accuracy": (
+            OURS,
+            SAME,
             "Table 5.2: 89.70 against 89.29 %",
         ),
         "k = 5 is better than k = 10": (OURS, f"{OURS}, k = 10", "Table 5.3: 89.70 against 88.65 %"),
@@ -192,6 +201,7 @@ STUDY = Study(
         "sentences": 16,
         "timed": 2,
         "methods": (FULL, OURS, f"{OURS}, no drift"),
+        "sizes": (0.01,) * 3,
         "tried": (0.01,),
     },
     full={"runs": 10, "phrases": 67_349, "epochs": 1, "methods": tuple(METHODS), "sizes": (0.01,) * 8 + (0.02, 0.05)},
