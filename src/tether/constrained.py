@@ -63,6 +63,8 @@ class Moving(Stack):
             for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
                 state[owner]["point"] = share
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
+        if isinstance(self.kernel, native.Bounded):
+            self.whole = self.kernel.times(self.rows)
         if isinstance(self.kernel, native.Stiefel):
             self.out = torch.empty(whole, dtype=self.dtype)
             self.moved = None if self.p is None else self.like_gradients()
@@ -220,7 +222,7 @@ class Moving(Stack):
         assert self.fast is not None
         each = native.replicas_in(ops)
         packed = [native.pack(ops)] if not each else native.rows_of(native.pack_each(ops, each), each)
-        kernel = self.fast if each else self.fast.times(self.rows)  # of one replica, or of all at once
+        kernel = self.fast if each else self.whole  # of one replica, or of all at once
         q, p = self.shares(self.q), [None] * len(self.params) if self.p is None else self.shares(self.p)
         draws = [self.shares(R) for R in noise]
         for i, param in enumerate(self.params):

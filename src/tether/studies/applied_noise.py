@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from tether.studies.lab import Lab
-from tether.studies.planar import Task, learn, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, every, less, more, near, yes
+from tether.studies.planar import Task, learn
+from tether.studies.study import Claim, Results, Study, Table, every, less, more, near, plus_minus, yes
 
 NOISES = (0.0, 1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 4e-2, 1e-1)
 GOOD = NOISES.index(4e-2)

@@ -22,8 +22,7 @@ from tether.measure import Agreement, agreement, morph
 from tether.studies.dcgan import CODE, dcgan
 from tether.studies.image_networks import network
 from tether.studies.lab import Lab
-from tether.studies.planar import plus_minus
-from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, mean_error, more, yes
+from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, mean_error, more, plus_minus, yes
 
 WAYS = [(i, i + 1) for i in range(9)] + [(0, 9)] + [(i, i + 5) for i in range(5)]
 POINTS = 11

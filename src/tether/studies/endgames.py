@@ -16,8 +16,8 @@ from torch import nn
 
 import tether
 from tether.studies.lab import Lab
-from tether.studies.planar import Recipe, draw_curve, optimizer, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, every, more
+from tether.studies.planar import Recipe, draw_curve, optimizer
+from tether.studies.study import Claim, Results, Study, Table, every, more, plus_minus
 
 CHESS: dict[str, Recipe] = {
     "Adam": ("Adam", {"lr": 0.005}),

@@ -22,9 +22,9 @@ from torch.optim.lr_scheduler import LambdaLR
 import tether
 from tether.studies.lab import Lab
 from tether.studies.side_by_side import side_by_side
-from tether.studies.study import Claim, Results, Table, mean_error, more
+from tether.studies.study import Claim, Results, Table, mean_error, more, plus_minus
 
-__all__ = ["Method", "Task", "draw", "multirate", "no_loss", "pieces", "sgd", "shown", "speed", "table"]
+__all__ = ["Method", "Task", "draw", "multirate", "no_loss", "pieces", "sgd", "speed", "table"]
 
 Method = Callable[[nn.Module, float], torch.optim.Optimizer]
 TURN = 10  # steps at a time
@@ -149,12 +149,6 @@ def speed(results: Results, methods: Iterable[str]) -> dict[str, np.ndarray]:
     return dict(zip(methods, seconds[0] / seconds, strict=True))
 
 
-def shown(values: Any, digits: int = 2) -> str:
-    """Mean ± standard error."""
-    mean, error = mean_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
-
-
 def no_loss(results: Results, methods: Iterable[str], ours: str, tests: int, published: tuple[str, str]) -> list[Claim]:
     """The two claims of section 5.4.1: faster than the first method, and as accurate, to an error of one test."""
     found, times = side_by_side(results), speed(results, methods)
@@ -165,13 +159,14 @@ def no_loss(results: Results, methods: Iterable[str], ours: str, tests: int, pub
         Claim(
             "multirate fine-tuning takes little more than half the time of full fine-tuning",
             published[0],
-            f"{shown(times[ours])} times as fast; held from 1.6 on",
+            f"{plus_minus(times[ours], 2)} times as fast; held from 1.6 on",
             *more(times[ours], np.ones_like(times[ours]), by=0.6),
         ),
         Claim(
             "without a loss of test accuracy",
             published[1],
-            f"{shown(a)} % against {shown(b)} %; held if not lower by {within:.1f} points, the error of one test",
+            f"{plus_minus(a, 2)} % against {plus_minus(b, 2)} %; held if not lower by {within:.1f} points, "
+            "the error of one test",
             *more(a, b, by=-within, paired=True),
         ),
     ]
@@ -184,9 +179,9 @@ def table(results: Results, methods: Iterable[str], published: Mapping[str, str]
     rows = [
         [
             name,
-            shown(found[name]["accuracy"]),
+            plus_minus(found[name]["accuracy"], 2),
             f"{1000 * seconds[name]:.0f}",
-            shown(times[name]),
+            plus_minus(times[name], 2),
             published.get(name, ""),
         ]
         for name in times

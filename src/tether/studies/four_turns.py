@@ -17,8 +17,8 @@ import torch
 import tether
 from tether.measure import boundary_curvature
 from tether.studies.lab import Lab
-from tether.studies.planar import Recipe, Task, classifier, draw_classifier, learn, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, every, less, more
+from tether.studies.planar import Recipe, Task, classifier, draw_classifier, learn
+from tether.studies.study import Claim, Results, Study, Table, every, less, more, plus_minus
 
 CLASSIFIERS: dict[str, tuple[Recipe, float]] = {
     "Adam": (("Adam", {"lr": 0.005}), 0.5),

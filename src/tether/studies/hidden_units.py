@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether.studies.digits import digits, errors
 from tether.studies.lab import Lab
-from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, less, mean_error
+from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, less, mean_error, plus_minus
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,9 @@ def claims(results: Results, config: Config) -> list[Claim]:
             judged.append(Claim(text, number, "no two sizes that fit the images", UNDECIDED))
             continue
         a, b = results[last][key], results[fits][key][: len(results[last][key])]  # on the same images
-        measured = f"{shown(b)} {unit} at {fits}, {shown(a)} at {last}, on the same images"
+        measured = f"{plus_minus(b, 2)} {unit} at {fits}, {plus_minus(a, 2)} at {last}, on the same images"
         judged.append(Claim(text, number, measured, *less(a, b, paired=True)))
     return judged
-
-
-def shown(values: Any, digits: int = 2) -> str:
-    mean, error = mean_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def tables(results: Results, config: Config) -> list[Table]:
@@ -104,15 +99,15 @@ def tables(results: Results, config: Config) -> list[Table]:
     rows, before = [], np.array([])
     for name, one in results.items():
         n = min(len(before), len(one["test"]))
-        change = shown(one["test"][:n] - before[:n]) if n else ""
+        change = plus_minus(one["test"][:n] - before[:n], 2) if n else ""
         before = one["test"]
         rows.append(
             [
                 name,
                 len(one["test"]),
-                *(shown(one[key]) for key in ("training", "test")),
+                *(plus_minus(one[key], 2) for key in ("training", "test")),
                 change,
-                shown(one["path norm"], 1),
+                plus_minus(one["path norm"], 1),
             ]
         )
     head = ["", "replicas", "training error %", "test error %", "change, same images", "path norm"]

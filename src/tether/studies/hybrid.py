@@ -13,8 +13,8 @@ import torch
 
 import tether
 from tether.studies.lab import Lab
-from tether.studies.planar import Task, learn, plus_minus, tiled, tiled_sets, train
-from tether.studies.study import Claim, Results, Study, Table, more, near, yes
+from tether.studies.planar import Task, learn, tiled, tiled_sets, train
+from tether.studies.study import Claim, Results, Study, Table, more, near, plus_minus, yes
 
 FIRST = (0.1, 0.2, 0.3, 0.4, 0.5)  # step sizes of DHSGD
 THEN = (0.05, 0.1, 0.15, 0.2)  # of SGD

@@ -17,8 +17,7 @@ import torch
 from tether.studies.blocks import BLOCKS, Recipe, halved, lines, residual, train
 from tether.studies.lab import Lab
 from tether.studies.lines import all_are, counted, draw_lines
-from tether.studies.planar import plus_minus
-from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, more, yes
+from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, more, plus_minus, yes
 
 DECAYS = (0.0, 1e-4, 5e-4, 5e-3)
 RATES = (0.1, 0.01, 0.001)

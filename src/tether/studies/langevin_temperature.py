@@ -12,8 +12,8 @@ from typing import Any
 
 from tether.studies import temperatures
 from tether.studies.lab import Lab
-from tether.studies.planar import Task, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, less, more
+from tether.studies.planar import Task
+from tether.studies.study import Claim, Results, Study, Table, less, more, plus_minus
 
 SHOWN = (1e-8, 1e-7, 1e-6, 1e-5)
 BEYOND = (1e-4, 1e-3, 1e-2)

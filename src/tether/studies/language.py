@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether.studies.lab import Lab
 from tether.studies.side_by_side import side_by_side
-from tether.studies.study import Claim, Results, Study, Table, every, less, mean_error, more
+from tether.studies.study import Claim, Results, Study, Table, every, less, more, plus_minus
 
 COLA = "c-CoLA-ud"
 TEXTS = {"Penn Treebank": tether.data.ptb, "WikiText-2": tether.data.wikitext2}
@@ -174,11 +174,6 @@ def least(results: Results) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-def shown(values: Any) -> str:
-    mean, error = mean_error(values)
-    return f"{mean:.3f} ± {error:.3f}"
-
-
 def claims(results: Results, config: Config) -> list[Claim]:
     """Without weight decay bounded weights are better, with it they are not."""
     found = least(results)
@@ -188,7 +183,9 @@ def claims(results: Results, config: Config) -> list[Claim]:
     )
 
     def against(other: dict[str, str]) -> str:
-        pairs = (f"{text} {shown(x[COLA])} against {shown(x[other[text]])}" for text, x in found.items())
+        pairs = (
+            f"{text} {plus_minus(x[COLA], 3)} against {plus_minus(x[other[text]], 3)}" for text, x in found.items()
+        )
         return "; ".join(pairs)
 
     return [
@@ -213,7 +210,7 @@ def tables(results: Results, config: Config) -> list[Table]:
     rows = []
     for method in found["Penn Treebank"]:
         published = PUBLISHED.get(method, ("", ""))
-        cells = [[shown(found[text][method]), number] for text, number in zip(TEXTS, published, strict=True)]
+        cells = [[plus_minus(found[text][method], 3), number] for text, number in zip(TEXTS, published, strict=True)]
         rows.append([method, *cells[0], *cells[1]])
     head = ["method", "Penn Treebank", "thesis", "WikiText-2", "thesis"]
     words = f"{config.words:,} words" if config.words else "all words"

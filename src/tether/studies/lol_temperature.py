@@ -10,8 +10,8 @@ from typing import Any
 
 from tether.studies import temperatures
 from tether.studies.lab import Lab
-from tether.studies.planar import Task, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, every, less, more
+from tether.studies.planar import Task
+from tether.studies.study import Claim, Results, Study, Table, every, less, more, plus_minus
 
 ALL = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 COLD, BEST, WARMER, HOT, HOTTEST = 1e-8, 1e-5, 1e-4, 1e-3, 1e-2

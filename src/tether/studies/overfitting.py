@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tether.studies.lab import Lab
-from tether.studies.planar import Recipe, Task, draw_curve, learn, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, less, more
+from tether.studies.planar import Recipe, Task, draw_curve, learn
+from tether.studies.study import Claim, Results, Study, Table, less, more, plus_minus
 
 METHODS: dict[str, Recipe] = {
     "SGD": ("sgd", {"lr": 0.1}),

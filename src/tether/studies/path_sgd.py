@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether.studies.lab import Lab
 from tether.studies.side_by_side import side_by_side
-from tether.studies.study import Claim, Results, Study, Table, every, less, mean_error, yes
+from tether.studies.study import Claim, Results, Study, Table, every, less, plus_minus, yes
 from tether.train import Minibatches
 
 OURS = "Path-SGD"
@@ -149,7 +149,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
     def lowest(start: str) -> tuple[str, tuple[str, str]]:
         texts = (
-            f"{dropout}: " + ", ".join(f"{method} {shown(end(dropout, start, method))}" for method in METHODS)
+            f"{dropout}: " + ", ".join(f"{method} {plus_minus(end(dropout, start, method), 2)}" for method in METHODS)
             for dropout in DROPOUTS
         )
         judged = {
@@ -186,18 +186,13 @@ def claims(results: Results, config: Config) -> list[Claim]:
     ]
 
 
-def shown(values: Any, digits: int = 2) -> str:
-    mean, error = mean_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
-
-
 def tables(results: Results, config: Config) -> list[Table]:
     """The ends of all curves."""
     rows = []
     for name, one in side_by_side(results).items():
         loss, _, error = one["curve"][-1]
         sizes = ", ".join(f"{h:.2g}" for h in sorted(set(one["step size"])))
-        rows.append([*name.split(", "), shown(loss, 4), shown(error), sizes])
+        rows.append([*name.split(", "), plus_minus(loss, 4), plus_minus(error, 2), sizes])
     caption = (
         f"{config.data}, {config.images:,} images, {config.nodes} nodes, {config.epochs} epochs, {config.runs} runs"
     )

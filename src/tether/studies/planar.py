@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
-from tether.studies.study import Results, mean_error
+from tether.studies.study import Results
 
 __all__ = [
     *("Recipe", "Sets", "Task", "classifier", "draw_classifier", "draw_curve", "learn", "optimizer", "outputs"),
@@ -202,12 +202,6 @@ def classifier(net: nn.Module, frame: tuple[float, float, float, float], size: i
     y, x = torch.meshgrid(torch.linspace(low, high, size), torch.linspace(left, right, size), indexing="ij")
     logits: torch.Tensor = net(torch.stack((x, y), -1).view(-1, 2))
     return logits.sigmoid().view(size, size).half()
-
-
-def plus_minus(values: Any, digits: int = 1) -> str:
-    """Mean and standard error."""
-    mean, error = mean_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def draw_curve(axis: Any, steps: np.ndarray, values: np.ndarray, label: str, **style: Any) -> None:

@@ -23,9 +23,8 @@ from tether.measure import linear_path, surface
 from tether.measure.shape import classify
 from tether.studies.lab import Lab
 from tether.studies.lines import counted, draw_lines, packed
-from tether.studies.planar import plus_minus
 from tether.studies.straight_lines import digits, perceptron, spirals
-from tether.studies.study import Claim, Results, Study, Table, every, less, more, near, yes
+from tether.studies.study import Claim, Results, Study, Table, every, less, more, near, plus_minus, yes
 
 ADLALA = {"lr": 0.25, "friction": 0.5, "temperature": 1e-4, "noise": 0.01, "coupling": 0.1, "per": "tensor"}
 COLOURS = {"Adam": "#1f5fa8", "AdLaLa": "#c2452d"}

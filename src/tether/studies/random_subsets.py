@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether.studies.digits import digits, errors
 from tether.studies.lab import Lab
-from tether.studies.study import Claim, Results, Study, Table, every, mean_error, more
+from tether.studies.study import Claim, Results, Study, Table, every, more, plus_minus
 
 SHARES = {"0.weight": 0.8, "2.weight": 0.5}
 SGD, DROPOUT, FORGETFUL = "SGD", "SGD with dropout", "without the clock"
@@ -130,9 +130,9 @@ def claims(results: Results, config: Config) -> list[Claim]:
     ours = {k: ends[subset(k)] for k in config.naps}
 
     def against(name: str) -> tuple[str, str, str]:
-        texts = ", ".join(f"k = {k}: {shown(x)}" for k, x in ours.items())
+        texts = ", ".join(f"k = {k}: {plus_minus(x, 2)}" for k, x in ours.items())
         judged = {f"k = {k}": more(x, ends[name], paired=True) for k, x in ours.items()}
-        return (f"{texts} against {shown(ends[name])} %", *every(judged))
+        return (f"{texts} against {plus_minus(ends[name], 2)} %", *every(judged))
 
     return [
         Claim("random subsets reach a higher test accuracy than SGD", "Figure 5.7: higher", *against(SGD)),
@@ -140,19 +140,14 @@ def claims(results: Results, config: Config) -> list[Claim]:
     ]
 
 
-def shown(values: Any) -> str:
-    mean, error = mean_error(values)
-    return f"{mean:.2f} ± {error:.2f}"
-
-
 def tables(results: Results, config: Config) -> list[Table]:
     rows = [
         [
             name,
-            shown(one["training error"]),
-            shown(one["accuracy"][-1]),
-            shown(one["accuracy"].max(0)),
-            "" if name == SGD else shown(one["accuracy"][-1] - results[SGD]["accuracy"][-1]),
+            plus_minus(one["training error"], 2),
+            plus_minus(one["accuracy"][-1], 2),
+            plus_minus(one["accuracy"].max(0), 2),
+            "" if name == SGD else plus_minus(one["accuracy"][-1] - results[SGD]["accuracy"][-1], 2),
         ]
         for name, one in results.items()
     ]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tether.studies.lab import Lab
-from tether.studies.planar import Recipe, Task, learn, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, every, less, mean_error, more
+from tether.studies.planar import Recipe, Task, learn
+from tether.studies.study import Claim, Results, Study, Table, every, less, mean_error, more, plus_minus
 
 ADAM: Recipe = ("Adam", {"lr": 0.005})
 ADLALA: Recipe = ("adlala", {"lr": 0.25, "temperature": 1e-4, "friction": 0.5, "noise": 0.01, "coupling": 0.1})

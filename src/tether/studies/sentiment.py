@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
-from tether.studies.fine_tuning import Method, Task, draw, multirate, no_loss, pieces, sgd, shown, speed, table
+from tether.studies.fine_tuning import Method, Task, draw, multirate, no_loss, pieces, sgd, speed, table
 from tether.studies.lab import Lab
 from tether.studies.needs import folder_of
 from tether.studies.side_by_side import side_by_side
-from tether.studies.study import Claim, Results, Study, Table, more
+from tether.studies.study import Claim, Results, Study, Table, more, plus_minus
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]  # words and labels
 HEAD = ("classifier",)
@@ -174,7 +174,9 @@ def claims(results: Results, config: Config) -> list[Claim]:
     for text, (a, b, number) in pairs.items():
         if a in times and b in times:
             x, y = (found[name]["accuracy"] for name in (a, b))
-            judged.append(Claim(text, number, f"{shown(x)} against {shown(y)} %", *more(x, y, paired=True)))
+            judged.append(
+                Claim(text, number, f"{plus_minus(x, 2)} against {plus_minus(y, 2)} %", *more(x, y, paired=True))
+            )
     return judged
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("HELD", "NOT_HELD", "UNDECIDED", "Claim", "Study", "Table"),
-    *("every", "less", "mean_error", "more", "near", "yes"),
+    *("every", "less", "mean_error", "more", "near", "plus_minus", "yes"),
 ]
 
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "not decided"
@@ -93,6 +93,16 @@ def mean_error(values: Any) -> tuple[float, float]:
     """Mean and standard error; the error of a single value is unknown, nan."""
     x = np.asarray(values, dtype=float).ravel()
     return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+
+
+def plus_minus(values: Any, digits: int = 1) -> str:
+    """Mean ± standard error, as text.
+
+    >>> plus_minus([1.0, 2.0, 3.0])
+    '2.0 ± 0.6'
+    """
+    mean, error = mean_error(values)
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def more(a: Any, b: Any, by: float = 0.0, errors: float = 2.0, paired: bool = False) -> tuple[str, str]:

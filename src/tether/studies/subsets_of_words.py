@@ -19,7 +19,7 @@ import tether
 from tether.studies.lab import Lab
 from tether.studies.language import Rows, Transformer, mean_loss, read, tested
 from tether.studies.side_by_side import side_by_side
-from tether.studies.study import Claim, Results, Study, Table, less, mean_error
+from tether.studies.study import Claim, Results, Study, Table, less, plus_minus
 
 SGD, DROPOUT, OURS = "SGD", "dropout", "random subset"
 MATRICES = "layers.*linear?.weight|layers.*proj*weight"
@@ -104,20 +104,18 @@ def claims(results: Results, config: Config) -> list[Claim]:
     judged = []
     for kind, text in texts.items():
         other = best(found, kind)
-        measured = f"{shown(found[ours])} ({ours}) against {shown(found[other])} ({other})"
+        measured = f"{plus_minus(found[ours], 3)} ({ours}) against {plus_minus(found[other], 3)} ({other})"
         judged.append(Claim(text, "Figure 5.8: lower", measured, *less(found[ours], found[other], paired=True)))
     return judged
-
-
-def shown(values: Any) -> str:
-    mean, error = mean_error(values)
-    return f"{mean:.3f} ± {error:.3f}"
 
 
 def tables(results: Results, config: Config) -> list[Table]:
     """The least validation loss and the last."""
     found = side_by_side(results)
-    rows = [[name, shown(one["validation"].min(0)), shown(one["validation"][-1])] for name, one in found.items()]
+    rows = [
+        [name, plus_minus(one["validation"].min(0), 3), plus_minus(one["validation"][-1], 3)]
+        for name, one in found.items()
+    ]
     caption = f"{config.tokens:,} tokens, {config.epochs} epochs, k = {config.k}; {config.runs} runs"
     return [Table(["method", "least validation loss", "at the end"], rows, caption)]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from tether.studies.lab import Lab
-from tether.studies.planar import Task, draw_classifier, learn, plus_minus
-from tether.studies.study import Results, Table
+from tether.studies.planar import Task, draw_classifier, learn
+from tether.studies.study import Results, Table, plus_minus
 
 __all__ = ["accuracies", "draw", "sweep", "table"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tether.studies.lab import Lab
-from tether.studies.planar import Recipe, Task, draw_curve, learn, plus_minus
-from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, more, near
+from tether.studies.planar import Recipe, Task, draw_curve, learn
+from tether.studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, more, near, plus_minus
 
 LOL: Recipe = ("lol", {"lr": 0.1, "friction": 0.01, "temperature": 1e-3})
 ADLALA = {"temperature": 1e-4, "noise": 0.001, "coupling": 0.1}

@@ -16,8 +16,22 @@ import torch
 
 import tether
 from tether.studies.lab import Lab
-from tether.studies.planar import Recipe, Task, learn, plus_minus
-from tether.studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Results, Study, Table, every, less, more, near, yes
+from tether.studies.planar import Recipe, Task, learn
+from tether.studies.study import (
+    HELD,
+    NOT_HELD,
+    UNDECIDED,
+    Claim,
+    Results,
+    Study,
+    Table,
+    every,
+    less,
+    more,
+    near,
+    plus_minus,
+    yes,
+)
 
 ADLALA = {"lr": 0.25, "temperature": 1e-4, "noise": 0.01, "coupling": 0.1}
 METHODS: dict[str, Recipe] = {

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tether.studies.lab import Lab
-from tether.studies.planar import Recipe, Task, learn, plus_minus
-from tether.studies.study import Claim, Results, Study, Table, every, more
+from tether.studies.planar import Recipe, Task, learn
+from tether.studies.study import Claim, Results, Study, Table, every, more, plus_minus
 from tether.studies.weights import ADLALA, accuracy, histogram, inner, parameters
 
 METHODS: dict[str, Recipe] = {
