@@ -18,7 +18,7 @@ from tether.noise import Normals
 from tether.noise import keys as noise_keys
 from tether.sums import Scalar, Terms, is_number, per_replica
 
-__all__ = ["Block", "Lanes", "Program", "Update", "decayed", "still"]
+__all__ = ["Block", "Held", "Lanes", "Program", "Update", "decayed", "still"]
 
 Tensors = list[torch.Tensor]
 Update = tuple[str, Terms, int]  # what changes, into which sum, with the normals of which draw
@@ -32,6 +32,24 @@ class Lanes(NamedTuple):
     rows: int = 1
     numbers: tuple[int, ...] | None = None  # their own, which name their noise
     batched: bool = False
+
+
+class Held:
+    """Parameters and their state as a block or a stack took them over, to notice when somebody replaces one."""
+
+    def __init__(self, params: Tensors, state: Mapping[torch.Tensor, Any], kept: Mapping[str, Tensors]) -> None:
+        self.params, self.state, self.kept = params, state, kept
+        self.kinds = self._kinds()
+
+    def _kinds(self) -> list[Any]:
+        return [(x.shape, x.dtype, x.device) for x in self.params]
+
+    def still(self) -> bool:
+        """Are shapes, dtypes, devices and the state's tensors what they were?"""
+        state, pairs = self.state, self.kept.items()
+        return self._kinds() == self.kinds and all(
+            [state[x].get(key) is y for key, tensors in pairs for x, y in zip(self.params, tensors, strict=False)]
+        )
 
 
 class Program:
@@ -86,6 +104,7 @@ class Block:
                 if "momentum" in state[param]:
                     view.copy_(state[param]["momentum"])
                 state[param]["momentum"] = view
+        self.held = Held(params, state, {"momentum": self.momenta} if momenta else {})
         self.g: Tensors = []
         self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
@@ -100,11 +119,6 @@ class Block:
             flat[start : start + size].view(p.shape)
             for start, size, p in zip(self.offsets, self.sizes, self.params, strict=True)
         ]
-
-    def fits(self) -> bool:
-        """Are the parameters still of the kind the block was made for?"""
-        kinds = zip(self.params, self.sizes, strict=True)
-        return all(x.dtype is self.dtype and x.numel() == size and x.device == self.device for x, size in kinds)
 
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from tether import native
-from tether.blocks import Lanes, decayed, still
+from tether.blocks import Held, Lanes, decayed, still
 from tether.letters import LETTERS, Letter, sqrt
 from tether.noise import Normals
-from tether.placed import Stack, stacks
+from tether.placed import Stack, replaced, stacks
 from tether.sums import Terms, coefficients, is_number, per_replica
 from tether.surfaces import Surface
 from tether.words import Beat
@@ -54,21 +54,24 @@ class Moving(Stack):
         self.p: torch.Tensor | None = None
         if momenta:
             self.p = torch.zeros_like(along) if self.surface.slack else self.like_gradients()
-            for owner, share in zip(self.owners(), self.shares(self.p), strict=True):
+            for owner, name, share in zip(self.owners(), names, self.shares(self.p), strict=False):
                 if "momentum" in state[owner]:
+                    if state[owner]["momentum"].shape != share.shape:
+                        raise replaced(name, owner, "momentum", state[owner]["momentum"])
                     share.copy_(state[owner]["momentum"])
                 state[owner]["momentum"] = share
         if self.surface.slack:
             self.q = self.q.contiguous()
             for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
                 state[owner]["point"] = share
+        own = [key for key in ("momentum", "point") if key in state[self.owners()[0]]]
+        self.held = Held(params, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
         if isinstance(self.kernel, native.Bounded):
             self.whole = self.kernel.times(self.rows)
         if isinstance(self.kernel, native.Stiefel):
             self.out = torch.empty(whole, dtype=self.dtype)
             self.moved = None if self.p is None else self.like_gradients()
-        self.versions = [param._version for param in params]
         self.g0: torch.Tensor | None = None
 
     out: torch.Tensor
@@ -79,15 +82,8 @@ class Moving(Stack):
         zeros = torch.zeros(len(self.owners()) * self.rows, *self.shape, dtype=self.wide, device=self.device)
         return self.surface.lift(zeros)
 
-    def fits(self) -> bool:
-        """Are the parameters still of the kind the stack was made for?"""
-        return all(x.dtype is self.dtype and x.device == self.device for x in self.params)
-
     def begin(self, weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take points and gradients as they are now; parameters without a gradient stand still."""
-        touched = [param._version for param in self.params] != self.versions
-        if touched and self.surface.slack:  # somebody else has written to the parameters
-            self.q.copy_(self.surface.place(self.gather(self.params)))
         has = [param.grad is not None or not gradient for param in self.params]
         self.active = [] if self.joint and not all(has) else [i for i, yes in enumerate(has) if yes]
         self.every = len(self.active) == len(self.params)
@@ -107,11 +103,21 @@ class Moving(Stack):
         self.loose = False  # have momenta a part across Σ that the next drift will absorb?
         if self.fast is None and self.active:
             self.load()
+        elif self.surface.slack:
+            self.notice()
+
+    def notice(self) -> None:
+        """Let points follow what somebody else has written to the parameters."""
+        q = self.surface.follow(self.gather(self.params), self.q, self.eps)
+        if q is not self.q:
+            self.q.copy_(q)
 
     def load(self) -> None:
         """Points, momenta and gradients in the form that the surface's maps take."""
         if not self.surface.slack:
             self.q = self.surface.lift(self.out if self.ahead else self.gather(self.params))
+        else:
+            self.notice()
         p = self.moved if self.ahead else self.p
         self.x = self.q if self.every else self.q[self.items]
         self.m = p if self.every or p is None else p[self.items]
@@ -292,7 +298,6 @@ class Moving(Stack):
             self.scatter(self.out, self.params)
             if self.p is not None and self.moved is not None:
                 self.p.copy_(self.moved)
-        self.versions = [param._version for param in self.params]
 
 
 def _op(letter: Letter, terms: Mapping[str, Terms] | None, scalars: Mapping[str, Any]) -> native.Op | None:
@@ -341,7 +346,7 @@ class Constrained:
         """Must the stacks be made anew: for a first gradient, another dtype, or a word that needs momenta now?"""
         if momenta and not self.has_momenta:
             return True
-        return any(param.grad is not None for param in self.waiting) or not all(block.fits() for block in self.blocks)
+        return any(param.grad is not None for param in self.waiting) or not all([block.held.still() for block in self.blocks])
 
     def begin(
         self, scalars: dict[str, Any], weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()

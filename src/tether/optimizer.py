@@ -18,7 +18,7 @@ from tether.gradients import NonFiniteGradient, faulty_gradients, faulty_replica
 from tether.motion import Motion
 from tether.part import DEFAULTS, NUMERIC, Part, check, known_fields, plain
 from tether.path import Path
-from tether.placed import Stack, degrees, place, stacks, write
+from tether.placed import Stack, degrees, place, replaced, stacks, write
 from tether.replicas import Replicas
 from tether.rows import due, lanes_of, named, param_groups, symbols, zero
 from tether.surfaces import Free, Surface
@@ -402,10 +402,7 @@ class Optimizer(torch.optim.Optimizer):
         for param, name in zip(params, names, strict=True):
             momentum = self.state.get(param, {}).get("momentum")
             if momentum is not None and momentum.shape != param.shape:
-                raise ValueError(
-                    f"{name!r} has shape {tuple(param.shape)} but its momentum {tuple(momentum.shape)}: "
-                    "the parameter was replaced; build a new optimizer"
-                )
+                raise replaced(name, param, "momentum", momentum)
 
     def temperature(self) -> dict[str, Any]:
         """Kinetic temperature pᵀp/N of each part, as the last step left its momenta; with replicas one for each.

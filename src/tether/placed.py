@@ -41,7 +41,7 @@ def place(
     chosen = {name: param for name, param in named.items() if param.requires_grad}
     groups = stacks(list(chosen.values()), list(chosen), surface)
     found = [Stack(mine, labels, surface, lanes) for mine, labels in groups]
-    return [(stack, stack.surface.lower(stack.place(seed), stack.shape)) for stack in found]
+    return [(stack, stack.placed(seed)) for stack in found]
 
 
 @torch.no_grad()
@@ -63,6 +63,7 @@ class Stack:
         self.dtype, self.device = params[0].dtype, params[0].device
         # Points and momenta of half-precision weights are kept in float32: Σ is thinner than a rounding error there.
         self.wide = torch.float64 if self.dtype is torch.float64 else torch.float32
+        self.eps = torch.finfo(self.dtype).eps
 
     def gather(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         """Tensors shaped like the parameters as one stack."""
@@ -97,25 +98,37 @@ class Stack:
         places = ([whole] * len(names), [i * whole for i in range(len(names))], whole * len(names))
         return Normals(names, *places, self.wide, self.device, self.rows, self.lanes.numbers)
 
-    def place(self, seed: int) -> torch.Tensor:
-        """Points of Σ near the parameters; random ones are named by the seed and the parameter."""
-        size = math.prod(self.shape)
-        return self.surface.place(
-            self.gather(self.params), self.normals(size, "place/").draw(seed, 0, 0).view(-1, *self.shape)
-        )
+    def placed(self, seed: int) -> torch.Tensor:
+        """Where the parameters start; random starts are named by the seed and the parameter."""
+        θ, size = self.gather(self.params), math.prod(self.shape)
+        q = self.surface.place(θ, self.normals(size, "place/").draw(seed, 0, 0).view(-1, *self.shape))
+        return torch.where(self.surface.holds(θ, q, self.eps), θ, self.surface.lower(q, self.shape))
 
     def point(self, state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
-        """Saved points where they belong to the parameters as they are, else new ones."""
+        """The points of the parameters as they are: saved ones where they belong to them, else new ones."""
         θ = self.gather(self.params)
         if not self.surface.slack:
             return self.surface.lift(θ)
-        if all("point" in state.get(owner, {}) for owner in self.owners()):
-            q = torch.stack([state[owner]["point"].to(self.wide) for owner in self.owners()])
-            q = q.flatten(0, 1) if self.lanes.batched else q
-            reach = 1e-2 if self.dtype.itemsize < 4 else 1e-5
-            if torch.allclose(self.surface.lower(q, self.shape), θ, rtol=reach, atol=reach):
-                return q
-        return self.surface.place(θ)
+        saved = [state.get(owner, {}).get("point") for owner in self.owners()]
+        saved = [None if x is None or tuple(x.shape) != self.coordinates else x.to(self.wide) for x in saved]
+        if all(x is None for x in saved):
+            return self.surface.place(θ)
+        new = self.shares(self.surface.place(θ)) if any(x is None for x in saved) else saved
+        q = torch.stack([y if x is None else x for x, y in zip(saved, new, strict=True)])
+        return self.surface.follow(θ, q.flatten(0, 1) if self.lanes.batched else q, self.eps)
+
+    @property
+    def coordinates(self) -> tuple[int, ...]:
+        """The shape of a point, and of a momentum, of one owner."""
+        return (*([self.rows] if self.lanes.batched else []), *self.surface.coordinates(self.shape))
+
+
+def replaced(name: str, param: torch.Tensor, what: str, kept: torch.Tensor) -> ValueError:
+    """What to raise where a parameter has another shape than what was kept for it."""
+    return ValueError(
+        f"{name!r} has shape {tuple(param.shape)} but its {what} {tuple(kept.shape)}: "
+        "the parameter was replaced; build a new optimizer"
+    )
 
 
 def degrees(surface: Surface | Free, params: list[torch.Tensor], lanes: Lanes) -> int:

@@ -12,7 +12,10 @@ import torch
 from tether import native
 from tether.surfaces.surface import Surface, SurfaceError, Time
 
-__all__ = ["Circle", "positive"]
+__all__ = ["EDGE", "SLIGHTLY", "Circle", "positive"]
+
+EDGE = 1 - 1e-3  # where weights outside come to, as a share of the radius
+SLIGHTLY = 1e-6  # outside by no more than this is a rounding error
 
 
 class Circle(Surface):
@@ -50,9 +53,24 @@ class Circle(Surface):
         return math.prod(shape)
 
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
-        """q = arcsin(θ/r), kept clear of ±π/2, where the force g cos q would vanish and hold the weight for good."""
-        edge = 1 - 1e-3
-        return torch.asin((θ / self.r(θ)).clamp(-edge, edge))
+        """q = arcsin(θ/r); weights outside come to just below r.
+
+        At ±π/2 the force g cos q would vanish and hold the weight for good, so that is kept clear of.
+        """
+        return torch.asin(self.sine(θ))
+
+    def sine(self, θ: torch.Tensor) -> torch.Tensor:
+        s, near = θ / self.r(θ), 1 - 4 * torch.finfo(θ.dtype).eps
+        return torch.where(s.abs() > 1 + SLIGHTLY, s.clamp(-EDGE, EDGE), s.clamp(-near, near))
+
+    def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        return θ.abs() <= self.r(θ) * (1 + 2 * eps)
+
+    def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        s = self.sine(θ)
+        anew = torch.atan2(s, torch.copysign((1 - s * s).sqrt(), torch.cos(q)))
+        near = eps * θ.abs() + 8 * torch.finfo(q.dtype).eps * self.r(q)
+        return torch.where((self.lower(q, ()) - θ).abs() <= near, q, anew)
 
     def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         return self.r(q) * torch.sin(q)

@@ -99,12 +99,7 @@ class Level(Surface):
 
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
         """The slack first, at fixed θ; then, if need be, the nearest feasible point by Gauss–Newton."""
-        q = torch.nn.functional.pad(θ.flatten(1), (0, self.variables), value=1.0)
-        if self.variables:
-            free = torch.zeros_like(q)
-            free[:, -self.variables :] = 1.0
-            q = self.newton(q, free)
-        q = self.newton(q, torch.ones_like(q))
+        q = self.nearest(torch.nn.functional.pad(θ.flatten(1), (0, self.variables), value=1.0))
         values, J = self.jacobian(q)
         self.constraints[self.shapes] = J.shape[1]
         worst = values.abs().amax().item()
@@ -126,6 +121,19 @@ class Level(Surface):
                 f"{singular[:, -1].min().item():.3g}): drop redundant constraints, or start off the singular point"
             )
         return q
+
+    def nearest(self, q: torch.Tensor) -> torch.Tensor:
+        """A point with g = 0 near q, by the slack alone where that is enough."""
+        if self.variables:
+            free = torch.zeros_like(q)
+            free[:, -self.variables :] = 1.0
+            q = self.newton(q, free)
+        return self.newton(q, torch.ones_like(q))
+
+    def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        flat = θ.flatten(1)
+        near = ((q[:, : flat.shape[1]] - flat).abs() <= eps * flat.abs()).all(1, keepdim=True)
+        return q if bool(near.all()) else torch.where(near, q, self.nearest(self.embed(q, θ)))
 
     def newton(self, q: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
         """Steps of least norm towards g = 0 in the free coordinates, halved until |g| falls."""

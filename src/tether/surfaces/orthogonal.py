@@ -86,6 +86,11 @@ class Orthogonal(Surface):
             return self.scale * q * torch.sign(torch.diagonal(upper, dim1=-2, dim2=-1)).unsqueeze(-2)
         return self.scale * polar(self.tall(θ))
 
+    def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        limit = max(4 * self.tolerance_for(θ.dtype), 2 * eps)
+        held = self.excess(self.tall(θ)).abs().amax((-2, -1)) <= limit
+        return held.view(-1, *[1] * (θ.dim() - 1))
+
     def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         return (q if shape[0] >= math.prod(shape[1:]) else q.mT).reshape(-1, *shape)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from tether import native
-from tether.surfaces.circle import fits, positive, shown
+from tether.surfaces.circle import EDGE, SLIGHTLY, fits, positive, shown
 from tether.surfaces.surface import Surface, SurfaceError, Time
 
 __all__ = ["Sphere"]
@@ -65,9 +65,31 @@ class Sphere(Surface):
             north = torch.zeros_like(rows)
             north[..., 0] = 1.0
             return r * torch.where(norm > 0, rows / norm.clamp_min(torch.finfo(rows.dtype).tiny), north)
-        rows = rows * (r * (1 - 1e-3) / norm.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
-        ξ = (r * r - rows.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
-        return self.normalise(torch.cat((rows, ξ), dim=-1))
+        return self.normalise(torch.cat(self.above(rows), dim=-1))
+
+    def above(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows that are short enough, and the slack ξ > 0 above them."""
+        r, norm = self.r(rows), torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        info = torch.finfo(rows.dtype)
+        inner, outer = rows.new_tensor(1 - 4 * info.eps), rows.new_tensor(EDGE)
+        share = torch.where(norm > r * (1 + SLIGHTLY), outer, inner)
+        rows = rows * (r * share / norm.clamp_min(info.tiny)).clamp_max(1.0)
+        return rows, (r * r - rows.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
+
+    def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        rows = θ.flatten(2)
+        r, norm = self.r(rows), torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        low = 0.0 if self.slack else 1 - 8 * eps
+        held = (norm >= r * low) & (norm <= r * (1 + 8 * eps))
+        return held.view(*held.shape[:2], *[1] * (θ.dim() - 2))
+
+    def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        rows = θ.flatten(2)
+        near = ((q[..., :-1] - rows).abs() <= eps * rows.abs()).all(-1, keepdim=True)
+        if bool(near.all()):
+            return q
+        rows, ξ = self.above(rows)
+        return torch.where(near, q, self.normalise(torch.cat((rows, torch.copysign(ξ, q[..., -1:])), dim=-1)))
 
     def normalise(self, q: torch.Tensor) -> torch.Tensor:
         # squares of large numbers overflow

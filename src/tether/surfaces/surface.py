@@ -60,6 +60,22 @@ class Surface(ABC):
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
         """A point of Σ to start from, near the parameters; `normals` where the start is random."""
 
+    def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        """Which parameters lie on Σ already, up to rounding errors of size eps; `q` is where `place` puts them.
+
+        Such parameters are left as they are, bit for bit: a restored weight must not be moved.
+        """
+        moved = (self.lower(q, θ.shape[1:]) - θ).flatten(1).abs().amax(1)
+        held = moved <= 8 * eps * θ.flatten(1).abs().amax(1)
+        return held.view(-1, *[1] * (θ.dim() - 1))
+
+    def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        """The point of these parameters: q where it is theirs up to rounding, else a new one, its slack on q's side.
+
+        Momenta belong to one side: on the other one they would point back. Only surfaces with slack need it.
+        """
+        return q
+
     @abstractmethod
     def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """The parameters at a point."""
