@@ -46,10 +46,13 @@ class Held:
 
     def still(self) -> bool:
         """Are shapes, dtypes, devices and the state's tensors what they were?"""
-        state, pairs = self.state, self.kept.items()
-        return self._kinds() == self.kinds and all(
-            [state[x].get(key) is y for key, tensors in pairs for x, y in zip(self.params, tensors, strict=False)]
-        )
+        if self._kinds() != self.kinds:
+            return False
+        state = self.state
+        for key, tensors in self.kept.items():
+            if [state[x].get(key) is y for x, y in zip(self.params, tensors, strict=False)].count(False):
+                return False
+        return True
 
 
 class Program:

@@ -16,7 +16,14 @@ def check_checkpoint(
     state_dict: dict[str, Any], groups: list[dict[str, Any]], surfaces: Sequence[Surface | Free], lanes: Lanes
 ) -> None:
     """Raise unless words, metrics, surfaces and shapes are those of the optimizer."""
-    for i, (saved, group) in enumerate(zip(state_dict["param_groups"], groups, strict=False)):
+    saved_groups = state_dict["param_groups"]
+    sizes = [[len(group["params"]) for group in each] for each in (groups, saved_groups)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the optimizer has parameter groups of {sizes[0]} tensors, but the checkpoint of {sizes[1]}: build the "
+            "optimizer with the checkpoint's parts"
+        )
+    for i, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         if saved.get("word") != group["word"]:
             raise ValueError(
                 f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "

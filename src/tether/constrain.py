@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
+from tether.blocks import Lanes
+from tether.optimizer import Optimizer
 from tether.part import matches
 from tether.placed import Stack, place, stacks, write
 from tether.replicas import Replicas
+from tether.rows import lanes_of, stacked
 from tether.surfaces import Surface
 
 __all__ = ["constrain", "decay_groups", "orthogonal_penalty"]
@@ -34,29 +37,36 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
         optimizer: built from ``named_parameters()``, so that globs can find its parameters.
         surfaces: glob on parameter names → surface; the first match wins.
     """
+    if isinstance(optimizer, Optimizer):
+        raise TypeError("a tether.Optimizer has surfaces of its own: give its parts on=, e.g. Part('weight', on=...)")
     chosen: dict[str, tuple[Surface, list[torch.Tensor], list[str]]] = {}
     for where, surface in surfaces.items():
         if not isinstance(surface, Surface):
             raise TypeError(f"{where!r}: {surface!r} is no surface, e.g. tether.Orthogonal()")
         chosen[where] = (surface, [], [])
+    taken: set[int] = getattr(optimizer, "constrained", set())
     for group in optimizer.param_groups:
         if "param_names" not in group:
             raise ValueError("parameters are found by name: build the optimizer from model.named_parameters()")
         for name, param in zip(group["param_names"], group["params"], strict=True):
             for where, (surface, params, names) in chosen.items():
                 if matches(name, where):
-                    surface.check(name, param.shape)
+                    if id(param) in taken:
+                        raise ValueError(f"{name!r} is constrained already: give each weight one surface, in one call")
+                    surface.check(name, param.shape[int(stacked(param)) :])
                     params.append(param)
                     names.append(name)
                     break
-    for where, (_, params, _) in chosen.items():
+    lanes: dict[str, Lanes] = {}
+    for where, (_, params, names) in chosen.items():
         if not params:
             raise ValueError(f"{where!r} matches no parameter of the optimizer")
+        lanes[where] = lanes_of(names[0], params[0], int(stacked(params[0])))
 
     placed = [
         entry
-        for surface, params, names in chosen.values()
-        for entry in place(dict(zip(names, params, strict=True)), surface, 0)
+        for where, (surface, params, names) in chosen.items()
+        for entry in place(dict(zip(names, params, strict=True)), surface, 0, lanes[where])
     ]
     write(placed)
     before: dict[str, list[tuple[Stack, torch.Tensor]]] = {}
@@ -67,8 +77,8 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
         for where, (surface, params, names) in chosen.items():
             moving = [(p, n) for p, n in zip(params, names, strict=True) if p.grad is not None]
             found = stacks([p for p, _ in moving], [n for _, n in moving], surface)
-            stacked = [Stack(mine, labels, surface) for mine, labels in found]
-            before[where] = [(stack, stack.point(opt.state)) for stack in stacked]
+            held = [Stack(mine, labels, surface, lanes[where]) for mine, labels in found]
+            before[where] = [(stack, stack.point(opt.state)) for stack in held]
 
     @torch.no_grad()
     def project(opt: torch.optim.Optimizer, *_: Any) -> None:
@@ -77,9 +87,9 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
             surface = stack.surface
             q = surface.project(surface.embed(q, stack.gather(stack.params)), q)
             stack.scatter(surface.lower(q, stack.shape), stack.params)
-            for i, owner in enumerate(stack.owners()):
+            for owner, share in zip(stack.owners(), stack.shares(q), strict=True):
                 if surface.slack:
-                    opt.state[owner]["point"] = q[i].clone()
+                    opt.state[owner]["point"] = share.clone()
             for key in MOMENTA:
                 held = [opt.state[param].get(key) for param in stack.params]
                 if all(isinstance(m, torch.Tensor) for m in held):
@@ -99,6 +109,8 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
             "a constrained optimizer cannot be pickled: save its state_dict() and call tether.constrain anew"
         )
 
+    new = {id(param) for _, params, _ in chosen.values() for param in params}
+    optimizer.constrained = taken | new  # type: ignore[attr-defined]
     optimizer.register_step_pre_hook(remember)
     optimizer.register_step_post_hook(project)
     optimizer.__deepcopy__ = again  # type: ignore[attr-defined]

@@ -346,7 +346,9 @@ class Constrained:
         """Must the stacks be made anew: for a first gradient, another dtype, or a word that needs momenta now?"""
         if momenta and not self.has_momenta:
             return True
-        return any(param.grad is not None for param in self.waiting) or not all([block.held.still() for block in self.blocks])
+        if any(param.grad is not None for param in self.waiting):
+            return True
+        return not all(block.held.still() for block in self.blocks)
 
     def begin(
         self, scalars: dict[str, Any], weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()

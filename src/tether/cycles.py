@@ -39,8 +39,11 @@ class Cycle:
     def after(self, group: Group, state: Any, values: Any) -> None:
         """It has been made, and is not counted yet."""
 
-    def unload(self, group: Group, state: Any) -> None:
-        """A checkpoint is about to be loaded."""
+    def rise(self, group: Group, state: Any) -> None:
+        """Show the part as a whole: for an evaluation, a checkpoint that is about to be loaded, or the end of a run."""
+
+    def lie_down(self, group: Group, state: Any) -> None:
+        """Undo that."""
 
     def loaded(self, group: Group) -> None:
         """It has been loaded."""
@@ -122,7 +125,13 @@ class Sleep(Cycle):
                 yield param, mask
 
     def start(self, group: Group, state: Any) -> None:
-        self._lie_down(group, state, group["step"] // (group["nap"] + 1))
+        self.lie_down(group, state)
+
+    def lie_down(self, group: Group, state: Any) -> None:
+        """Put the sleepers to 0, if this is their time."""
+        cycle, phase = divmod(group["step"], group["nap"] + 1)
+        if phase < group["nap"]:
+            self._lie_down(group, state, cycle)
 
     def _lie_down(self, group: Group, state: Any, cycle: int) -> None:
         """Put the sleepers of a cycle to 0, and keep what they were."""
@@ -131,12 +140,17 @@ class Sleep(Cycle):
             state[param].setdefault("held", torch.empty_like(param, requires_grad=False)).copy_(param.detach())
             param.detach().masked_fill_(mask, 0.0)
 
-    def unload(self, group: Group, state: Any) -> None:
-        """Let those rise who are still 0: the checkpoint will say who sleeps."""
-        for param, mask in self._sleepers(group, group["step"] // (group["nap"] + 1)):
-            held = state.get(param, {}).get("held")
-            if held is not None and not param.detach()[mask].any():
-                param.detach()[mask] = held[mask]
+    def rise(self, group: Group, state: Any) -> None:
+        """Give the sleepers their values back, if this is their time."""
+        cycle, phase = divmod(group["step"], group["nap"] + 1)
+        if phase < group["nap"]:
+            self._rise(group, state, cycle)
+
+    def _rise(self, group: Group, state: Any, cycle: int) -> None:
+        for param, mask in self._sleepers(group, cycle):
+            if "held" in state.get(param, {}):
+                asleep = mask & (param.detach() == 0)  # all but those of a replica that sat out when they lay down
+                torch.where(asleep, state[param]["held"], param.detach(), out=param.detach())
 
     def loaded(self, group: Group) -> None:
         """Put the sleepers of the present cycle to 0, if this is their time."""
@@ -161,9 +175,7 @@ class Sleep(Cycle):
             for tensor, mask, value in values:
                 torch.where(mask, value, tensor, out=tensor)
         if phase == group["nap"] - 1:
-            for param, mask in self._sleepers(group, cycle):
-                asleep = mask & (param.detach() == 0)  # all of them, but for a replica that sat out when they lay down
-                torch.where(asleep, state[param]["held"], param.detach(), out=param.detach())
+            self._rise(group, state, cycle)
         if phase == group["nap"]:
             moved = {param.data_ptr() for param in group["params"]}
             for tensor, mask, value in values:

@@ -7,6 +7,7 @@ adds what belongs to the model: the mode of slow layers between their steps, and
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tether.optimizer import Clock, Optimizer
 from tether.part import matches
+from tether.waiting import give_back, left_waiting, wait
 
 __all__ = ["Multirate", "set_clocks"]
 
@@ -167,10 +169,46 @@ class Multirate(torch.optim.Optimizer):
         params = [param for group in groups for param in group["params"]]
         if len({id(param) for param in params}) < len(params):
             raise ValueError("a parameter belongs to two of the optimizers: give it to one")
+        give_back(left_waiting(params))
+        self.steps, self._made = 0, False
+        slow = {name: opt for name, opt in self.optimizers.items() if self.every[name] > 1}
+        self.trained = {name: [param.requires_grad for param in _params(opt)] for name, opt in slow.items()}
         super().__init__(params, {})
-        self.param_groups = groups  # the very same, so that schedulers reach them
-        self.steps = 0
-        self.trained = {name: [p.requires_grad for p in _params(opt)] for name, opt in self.optimizers.items()}
+        self._made = True
+        self._promise()
+
+    def _promise(self) -> None:
+        """Slow parameters are given back, at the latest when this optimizer is no more."""
+        weakref.finalize(self, give_back, self._slow()).atexit = False
+
+    def _slow(self, *names: str) -> list[torch.Tensor]:
+        """The parameters of slow optimizers that are trained; of some of them, or of all."""
+        pairs = [
+            zip(_params(self.optimizers[name]), self.trained[name], strict=False) for name in names or self.trained
+        ]
+        return [param for rows in pairs for param, yes in rows if yes]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all of them, the very same, so that schedulers reach them."""
+        return [group for opt in self.optimizers.values() for group in opt.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """They belong to the optimizers; torch's constructor sets and fills a list of its own."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """A group belongs to one of the optimizers: add it there."""
+        if self._made:
+            name = next(iter(self.optimizers))
+            raise ValueError(
+                "a new group must belong to one of the optimizers: add it there, e.g. "
+                f"opt.optimizers[{name!r}].add_param_group({{'params': ...}})"
+            )
+
+    def release(self) -> None:
+        """Let slow parameters ask for gradients again: the run has ended. The next step takes up the clock anew."""
+        give_back(self._slow())
 
     def step(self, closure: Any = None) -> Any:
         """Let those optimizers step that are due."""
@@ -186,10 +224,8 @@ class Multirate(torch.optim.Optimizer):
         return loss
 
     def _set_clock(self) -> None:
-        for name, opt in self.optimizers.items():
-            if self.every[name] > 1:
-                for param, trained in zip(_params(opt), self.trained[name], strict=True):
-                    param.requires_grad_(trained and self.steps % self.every[name] == 0)
+        for name in self.trained:
+            (wait if self.steps % self.every[name] else give_back)(self._slow(name))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Of all of them."""
@@ -207,9 +243,19 @@ class Multirate(torch.optim.Optimizer):
             raise ValueError(f"the checkpoint was saved with every={state_dict['every']}, this one has {self.every}")
         for name, opt in self.optimizers.items():
             opt.load_state_dict(state_dict["optimizers"][name])
-        self.param_groups = [group for opt in self.optimizers.values() for group in opt.param_groups]
         self.steps = state_dict["steps"]
         self._set_clock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"optimizers": self.optimizers, "every": self.every, "steps": self.steps, "trained": self.trained}
+        return {**super().__getstate__(), **own, "_made": True}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # torch asks for the groups, which are those of the optimizers
+        self.__dict__.update({name: state[name] for name in ("optimizers", "every", "steps", "trained", "_made")})
+        super().__setstate__({name: value for name, value in state.items() if name != "param_groups"})
+        self._set_clock()
+        self._promise()
 
 
 def _params(opt: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -19,11 +21,11 @@ from tether.motion import Motion
 from tether.part import DEFAULTS, NUMERIC, Part, check, known_fields, plain
 from tether.path import Path
 from tether.placed import Stack, degrees, place, replaced, stacks, write
-from tether.replicas import Replicas
-from tether.rows import due, lanes_of, named, param_groups, symbols, zero
+from tether.rows import due, lanes_of, named, noisy, param_groups, parameters_in, stacked, symbols, unnamed, zero
 from tether.surfaces import Free, Surface
 from tether.table import table
 from tether.undo import hold_back, put_back, restore, snapshot
+from tether.waiting import give_back, left_waiting, wait
 from tether.words import Word, parse
 
 __all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
@@ -67,6 +69,9 @@ class Optimizer(torch.optim.Optimizer):
     _known_finite = False  # set by `tether.train` where the gradients of this step have been looked at already
     _clocked = False  # does some part move only every so many steps?
     _resting: Sequence[int] = ()  # the replicas that stand still in this step
+    _awake = False  # does somebody look at the weights that sleep?
+    _released = False  # have the parts given back what they hold between steps?
+    _alone = False  # is there one parameter, and has it no name?
 
     def __init__(
         self,
@@ -85,24 +90,25 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"on_nonfinite={on_nonfinite!r} must be 'raise' or 'skip'")
         if not isinstance(seed, int):
             raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
-        if batch_dims is None:
-            batch_dims = int(isinstance(params, Replicas))
-        if batch_dims not in (0, 1):
+        if batch_dims not in (None, 0, 1):
             raise ValueError(f"batch_dims={batch_dims!r} must be 0, or 1 where the first axis is replicas")
         # `step`, `previous_lr` and `stopped` are state, kept with the fields because torch saves those as they are.
         state = {"step": 0, "previous_lr": 0.0, "stopped": ()}
         defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, **state}
         check(defaults)
-        self._batch_dims, self._lanes, self.clock = batch_dims, Lanes(), Clock()
+        groups = param_groups(params, parts, defaults)
+        self._batch_dims = any(map(stacked, parameters_in(groups))) if batch_dims is None else bool(batch_dims)
+        self._by_parameters = batch_dims is None  # then all must say the same
+        self._lanes, self.clock = Lanes(), Clock()
         self._foreach, self._on_nonfinite = foreach, on_nonfinite
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
         self._metrics: list[Path | None] = []
         self._cycles: list[Cycle | None] = []
         self._model = params if isinstance(params, torch.nn.Module) else None
-        self._numbers: dict[int, Any] = {}
+        self._numbers: list[dict[str, Any]] = []
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
-        super().__init__(param_groups(params, parts, defaults), defaults)
+        super().__init__(groups, defaults)
         if all(group["every"] > 1 for group in self.param_groups):
             raise ValueError("some part must move at every step: leave every=1 for the fastest")
         placed, self._placed = self._placed, None
@@ -112,6 +118,8 @@ class Optimizer(torch.optim.Optimizer):
                 cycle.start(group, self.state)
         if not any(self._metrics):
             self._model = None  # nobody asks for it
+        self._promise()
+        self._alone = unnamed(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a part given as a torch param group; its keys may be fields of a `Part`."""
@@ -132,6 +140,7 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(group)
         added = self.param_groups.pop()
         names: dict[torch.Tensor, str] = {}
+        give_back(left_waiting(added["params"]))
         for name, param in named(added, self._count()):
             if not param.is_floating_point():
                 raise TypeError(
@@ -145,6 +154,12 @@ class Optimizer(torch.optim.Optimizer):
             if param in names:
                 raise ValueError(
                     f"{names[param]!r} and {name!r} are one tensor: name it once, as named_parameters() does"
+                )
+            if self._by_parameters and stacked(param) != self._batch_dims:
+                first = "are no replicas" if stacked(param) else "are replicas, stacked along their first axis"
+                raise ValueError(
+                    f"parameter {name!r} {'is one of' if stacked(param) else 'is not of'} tether.Replicas, and the "
+                    f"parameters before it {first}: give each an optimizer of its own"
                 )
             if not names and not self.param_groups:
                 self._lanes = lanes_of(name, param, self._batch_dims)
@@ -197,11 +212,14 @@ class Optimizer(torch.optim.Optimizer):
         self._surfaces.append(surface)
         self._metrics.append(metric)
         self._motions.append(None)
+        self._numbers.append({})
         found = cycle_of(added, list(names.values()), self._lanes)
         self._cycles.append(found)
-        if self._placed is None and found is not None:
-            with torch.no_grad():
-                found.start(added, self.state)
+        if self._placed is None:
+            self._promise()
+            if found is not None:
+                with torch.no_grad():
+                    found.start(added, self.state)
 
     def _cyclic(self) -> list[tuple[dict[str, Any], Cycle]]:
         """The parts that do something over several steps."""
@@ -217,6 +235,13 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         words, sizes = self._rows()
+        if self._awake:
+            raise RuntimeError("a step inside opt.awake() would move weights that sleep: leave the block first")
+        if self._alone and torch._C._current_graph_task_id() != -1 and any(map(noisy, words, sizes)):
+            raise RuntimeError(
+                "a step in the backward pass by an optimizer of one parameter without a name: all such parameters "
+                "would get the same noise; name it, Optimizer([(name, param)], ...)"
+            )
         if any(word.needs_closure for word in words):
             return self._step_in_stages(closure, words, sizes)
         loss = None
@@ -243,8 +268,7 @@ class Optimizer(torch.optim.Optimizer):
                 beats = word.on_clock(group["every"], due(group), group["drift"])
             if scales and beats and isinstance(motion, Motion) and id(group) in scales:
                 metric, factors = scales[id(group)]
-                noisy = "R" in word.needs and not (zero(size["τ"]) and "σ" not in word.needs)
-                motion.measured(metric, factors, whole="p" in word.needs or noisy)
+                motion.measured(metric, factors, whole="p" in word.needs or noisy(word, size))
             if beats:
                 motion.run(beats, group["previous_lr"], size["lr"], (group["seed"], group["step"], 0))
         for group, motion, word, _ in rows:
@@ -258,6 +282,9 @@ class Optimizer(torch.optim.Optimizer):
         self._count_step(sizes)
         if self._clocked:
             self._set_clock()
+        if self._released:
+            self._released = False
+            self._each_cycle("lie_down")
 
     def _scales(self) -> dict[int, tuple[Path, dict[str, Any]]]:
         """The metric of each part that has one, with what it says of the model as it is."""
@@ -275,9 +302,51 @@ class Optimizer(torch.optim.Optimizer):
         self.clock.step = self.param_groups[0]["step"] if self.param_groups else 0
         for group in self.param_groups:
             if group["every"] > 1:
-                for param, trained in zip(group["params"], group["trained"], strict=True):
-                    if trained:
-                        param.requires_grad_(due(group))
+                (give_back if due(group) else wait)(self._slow(group))
+
+    def _promise(self) -> None:
+        """Slow parameters are given back, at the latest when this optimizer is no more."""
+        slow = [param for group in self.param_groups for param in self._slow(group)]
+        if slow:
+            weakref.finalize(self, give_back, slow).atexit = False
+
+    def _slow(self, group: dict[str, Any]) -> list[torch.Tensor]:
+        """The parameters of a slow part that are trained."""
+        return [param for param, yes in zip(group["params"], group.get("trained", ()), strict=False) if yes]
+
+    def release(self) -> None:
+        """Give back what the parts hold between steps: the run has ended, or somebody else takes over.
+
+        Slow parameters ask for gradients again and sleeping weights have their values. The next step takes up the
+        rhythm where it was.
+        """
+        give_back([param for group in self.param_groups for param in self._slow(group)])
+        if not self._released:
+            self._each_cycle("rise")
+        self._released = True
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Show the whole network inside the block: sleeping weights have their values, and sleep again after it.
+
+        For evaluating or saving a network with `asleep` parts in the middle of a run:
+        ``with opt.awake(): test(model)``.
+        """
+        if self._released:
+            yield
+            return
+        self._each_cycle("rise")
+        self._awake = True
+        try:
+            yield
+        finally:
+            self._awake = False
+            self._each_cycle("lie_down")
+
+    @torch.no_grad()
+    def _each_cycle(self, what: str) -> None:
+        for group, cycle in self._cyclic():
+            getattr(cycle, what)(group, self.state)
 
     def _step_in_stages(self, closure: Callable[[], Any] | None, words: list[Word], sizes: list[dict[str, Any]]) -> Any:
         """Run the words as written, all parts together, with a fresh gradient before each stage."""
@@ -333,7 +402,9 @@ class Optimizer(torch.optim.Optimizer):
     def _rows(self) -> tuple[list[Word], list[dict[str, Any]]]:
         """The words of the table and the values of its fields."""
         groups, n = self.param_groups, self._lanes.rows if self._batch_dims else 0
-        return [parse(group["word"]) for group in groups], [symbols(group, self._numbers, n) for group in groups]
+        return [parse(group["word"]) for group in groups], [
+            symbols(group, known, n) for group, known in zip(groups, self._numbers, strict=True)
+        ]
 
     def _begin(
         self, words: list[Word], sizes: list[dict[str, Any]], gradient: bool = True
@@ -438,8 +509,9 @@ class Optimizer(torch.optim.Optimizer):
                 for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], surface):
                     stack = Stack(mine, labels, surface, self._lanes)
                     point = stack.surface.embed(stack.point(self.state), stack.gather(mine))
-                    for i, replica in enumerate(point.view(-1, self._lanes.rows, *point.shape[1:]).transpose(0, 1)):
-                        worst[i] = max(float(worst[i]), float(stack.surface.violation(replica)))
+                    each = point.view(-1, self._lanes.rows, *point.shape[1:]).transpose(0, 1)
+                    found = torch.stack([stack.surface.violation(replica) for replica in each])
+                    worst = torch.maximum(worst, found.double().cpu())  # nan stays nan
         return worst if self._batch_dims else float(worst)
 
     def describe(self) -> str:
@@ -471,13 +543,23 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint; the words must be those it was saved with."""
-        check_checkpoint(state_dict, self.param_groups, self._surfaces, self._lanes)
-        with torch.no_grad():
-            for group, cycle in self._cyclic():
-                cycle.unload(group, self.state)
-            super().load_state_dict(state_dict)
-            for group, cycle in self._cyclic():
-                cycle.loaded(group)
+
+        def last(_: Any, given: dict[str, Any]) -> None:
+            """See the dict as the hooks of others have left it; raise before anything has changed."""
+            nonlocal state_dict
+            check_checkpoint(given, self.param_groups, self._surfaces, self._lanes)
+            state_dict = given
+            self._each_cycle("rise")  # the checkpoint will say who sleeps
+
+        hook = self.register_load_state_dict_pre_hook(last)
+        try:
+            with torch.no_grad():
+                super().load_state_dict(state_dict)
+                for group, cycle in self._cyclic():
+                    cycle.loaded(group)
+        finally:
+            hook.remove()
+        self._released = False
         self._set_clock()
         self._motions = [None] * len(self.param_groups)
         # torch casts state to the parameter's dtype, too coarse on a surface for half precision, and does not copy it.
@@ -498,6 +580,9 @@ class Optimizer(torch.optim.Optimizer):
             "_model",
             "clock",
             "_batch_dims",
+            "_by_parameters",
+            "_released",
+            "_alone",
             "_lanes",
             "method",
             "skipped",
@@ -506,8 +591,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._motions, self._placed, self._numbers = [None] * len(self.param_groups), None, {}
+        self._motions, self._placed = [None] * len(self.param_groups), None
+        self._numbers = [{} for _ in self.param_groups]
         self._clocked = any(group["every"] > 1 for group in self.param_groups)
+        self._promise()
 
     def __repr__(self) -> str:
         return self.describe()

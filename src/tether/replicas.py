@@ -58,7 +58,7 @@ class Replicas(nn.Module):
     True
 
     Dropout draws a mask for every replica, BatchNorm keeps statistics for every replica. ``param.replicas``
-    holds the numbers of the replicas stacked in a parameter; they name its noise.
+    holds the numbers of the replicas stacked in a parameter; they name its noise, and every optimizer knows them.
 
     Args:
         factory: builds one network; called without arguments, once for every replica.
@@ -95,7 +95,7 @@ class Replicas(nn.Module):
         shared = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
         self.__dict__.update({name: getattr(shell, name) for name in shared})
         self.__dict__["_shell"] = shell  # past nn.Module, which would register it as a submodule
-        number(self, replicas)
+        number(self, replicas, stacked=True)
 
     def forward(self, *args: Any, each: bool | None = None, **kwargs: Any) -> Any:
         """What every replica says, stacked along a first axis.
@@ -298,19 +298,19 @@ class Replicas(nn.Module):
                     f"Replicas(factory, {shape[0]}) and pick with ens.subset(...)"
                 )
         found = super().load_state_dict(state_dict, strict=strict, assign=assign)
-        number(self, self.replicas)
+        number(self, self.replicas, stacked=True)
         return found
 
     # torch makes new Parameters where it moves, copies or unpickles a module, and drops their attributes.
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Replicas:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        number(self, self.replicas)
+        number(self, self.replicas, stacked=True)
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        number(self, self.replicas)
+        number(self, self.replicas, stacked=True)
 
     def __repr__(self) -> str:
         numbers = "" if self.replicas == tuple(range(len(self))) else f", replicas={self.replicas}"

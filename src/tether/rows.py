@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +12,22 @@ import torch
 
 from tether.blocks import Lanes
 from tether.part import NUMERIC, Part, match, number
+from tether.words import Word, parse
 
-__all__ = ["due", "lanes_of", "named", "param_groups", "symbols", "zero"]
+__all__ = [
+    "due",
+    "lanes_of",
+    "named",
+    "noisy",
+    "param_groups",
+    "parameters_in",
+    "stacked",
+    "symbols",
+    "unnamed",
+    "zero",
+]
+
+UNNAMED: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:
@@ -26,7 +42,9 @@ def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, 
     if isinstance(given[0], dict):
         if parts is not None:
             raise ValueError("param-group dicts are parts themselves: pass named_parameters() to use parts=[...]")
-        return given
+        return [
+            {**row, "params": list(row["params"])} if isinstance(row.get("params"), Iterator) else row for row in given
+        ]
     if parts is None:
         return [{"params": given}]
     if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, Part) for part in parts):
@@ -39,10 +57,22 @@ def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, 
     return [{"params": mine, **row} for mine, row in zip(match(given, parts), rows, strict=True)]
 
 
+def parameters_in(groups: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
+    """The tensors of param groups as the user gave them, named or not."""
+    rows = [row["params"] for row in groups]
+    items = [x for given in rows for x in ([given] if isinstance(given, torch.Tensor) else given)]
+    return [x[1] if isinstance(x, tuple) else x for x in items]
+
+
 def named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
     """Names and parameters of a group; a parameter without a name is called by its number."""
     params = group["params"]
     return list(zip(group.get("param_names") or [str(first + i) for i in range(len(params))], params, strict=True))
+
+
+def stacked(param: torch.Tensor) -> bool:
+    """Does the parameter come from `tether.Replicas`, with the replica as its first axis?"""
+    return bool(getattr(param, "stacked", False))
 
 
 def lanes_of(name: str, param: torch.Tensor, batch_dims: int) -> Lanes:
@@ -60,14 +90,37 @@ def due(group: Mapping[str, Any]) -> bool:
     return bool(group["step"] % group["every"] == 0)
 
 
+def noisy(word: Word, values: Mapping[str, Any]) -> bool:
+    """Does the word, with these values of its fields, draw any noise?"""
+    return "R" in word.needs and not (zero(values["τ"]) and "σ" not in word.needs)
+
+
+def unnamed(opt: torch.optim.Optimizer) -> bool:
+    """Is there a single parameter without a name? Warn where another such optimizer would draw the same noise."""
+    groups = opt.param_groups
+    if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0].get("param_names"):
+        return False
+    (param,), seed = groups[0]["params"], groups[0]["seed"]
+    if noisy(parse(groups[0]["word"]), {"τ": groups[0]["temperature"]}):
+        # Of equal shape it is likely meant: two dynamics compared under one noise.
+        if any(group["seed"] == seed and group["params"][0].shape != param.shape for group in UNNAMED.values()):
+            warnings.warn(
+                f"another optimizer has one parameter without a name, too, and seed={seed}: both draw the same noise. "
+                "Name them, Optimizer([(name, param)], ...), or give each its own seed",
+                stacklevel=4,
+            )
+        UNNAMED[opt] = groups[0]
+    return True
+
+
 def zero(lr: Any) -> bool:
     return not bool(lr.any()) if isinstance(lr, torch.Tensor) else lr == 0
 
 
-def symbols(group: dict[str, Any], known: dict[int, Any], replicas: int) -> dict[str, Any]:
+def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict[str, Any]:
     """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them.
 
-    A tensor with a number for each replica is made double once, and `known` as long as nobody writes to it.
+    A per-replica tensor is converted to float64 once and cached in `known` until it is modified or replaced.
     """
     fields = tuple([group[name] for name in NUMERIC])
     where = group["where"]
@@ -77,10 +130,10 @@ def symbols(group: dict[str, Any], known: dict[int, Any], replicas: int) -> dict
         given: list[Any] = []
         for name, value in zip(NUMERIC, fields, strict=True):
             if isinstance(value, torch.Tensor) and value.dim():
-                kept = known.get(id(value))
+                kept = known.get(name)
                 if kept is None or kept[0] is not value or kept[1] != value._version:
                     number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
-                    kept = known[id(value)] = (value, value._version, value.detach().double().cpu().clone())
+                    kept = known[name] = (value, value._version, value.detach().double().cpu().clone())
                 given.append(kept[2])
             else:
                 given.append(number(f"part {where!r}", name, value, allow_infinite=name == "friction"))

@@ -93,6 +93,7 @@ def replaced(module: nn.Module, old: Mapping[str, torch.Tensor], new: Mapping[st
     return copy.deepcopy(module, memo)
 
 
-def number(module: nn.Module, replicas: tuple[int, ...]) -> None:
+def number(module: nn.Module, replicas: tuple[int, ...], stacked: bool = False) -> None:
+    """Tell every parameter which replicas it belongs to, and whether they are stacked along its first axis."""
     for parameter in module.parameters():
-        parameter.replicas = replicas  # type: ignore[attr-defined]
+        parameter.replicas, parameter.stacked = replicas, stacked  # type: ignore[attr-defined]

@@ -139,12 +139,8 @@ def forced(layer, step):
         p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
 
 
-METHODS = {
-    name: getattr(methods, name)
-    for name in (
-        "circle_cola_od circle_cola_ud sphere_cola_od sphere_cola_ud orthogonal_cola_od orthogonal_cola_ud"
-    ).split()
-}
+KINDS = [f"{surface}_cola_{kind}" for surface in ("circle", "sphere", "orthogonal") for kind in ("od", "ud")]
+METHODS = {name: getattr(methods, name) for name in KINDS}
 SURFACES = {
     "Sphere without slack": Sphere(1.0, slack=False),
     "Level": Level(lambda w: w.square().sum() - 1),
