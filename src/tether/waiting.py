@@ -16,14 +16,14 @@ __all__ = ["give_back", "left_waiting", "wait"]
 def wait(params: Iterable[torch.Tensor]) -> None:
     """Let parameters ask for no gradient until they are given back."""
     for param in params:
-        param.requires_grad_(False)
+        param.requires_grad = False  # by the property: a garbage collector may come inside a functorch transform
         param.waits = True  # type: ignore[attr-defined]
 
 
 def give_back(params: Iterable[torch.Tensor]) -> None:
     """Let parameters ask for gradients again."""
     for param in params:
-        param.requires_grad_(True)
+        param.requires_grad = True
         param.waits = False  # type: ignore[attr-defined]
 
 
