@@ -220,6 +220,11 @@ def adaptive_langevin(
     """Adaptive Langevin dynamics (3.21): the friction ξ adapts until the kinetic temperature is τ.
 
     One thermostat ``per`` "layer", "tensor" or "model". It absorbs gradient noise of unknown strength.
+
+    `coupling` is the published ε, which multiplies a sum over all N weights of the thermostat. A step with 2h²εNτ > 1
+    is refused: use a smaller `coupling` for wide layers, or ``normalised=True``, which divides it by N. The published
+    form is the default at every width, so that a call means one method; note that ``normalised=True`` wants a much
+    larger `coupling`, of the order of 1/τ.
     """
     parts = thermostats(model, per, word=word, temperature=temperature, coupling=coupling, noise=noise)
     return Optimizer(model, parts, lr=lr, **options)
@@ -240,7 +245,8 @@ def adlala(
 ) -> Optimizer:
     """AdLaLa (3.31): adaptive Langevin inside, Langevin with `friction` on the output layer.
 
-    As in the authors' program weights and biases have a thermostat each; ``per="layer"`` lets them share one.
+    As in the authors' program weights and biases have a thermostat each; ``per="layer"`` lets them share one. For wide
+    layers see `adaptive_langevin` on `coupling` and ``normalised=True``.
     """
     τ2 = temperature if output_temperature is None else output_temperature
     last = Part(output or output_layer(model), word="BAOAB", friction=friction, temperature=τ2)

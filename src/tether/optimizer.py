@@ -23,6 +23,7 @@ from tether.replicas import Replicas
 from tether.rows import due, lanes_of, named, param_groups, symbols, zero
 from tether.surfaces import Free, Surface
 from tether.table import table
+from tether.thermostat import check_thermostat
 from tether.undo import hold_back, put_back, restore, snapshot
 from tether.words import Word, parse
 
@@ -374,8 +375,10 @@ class Optimizer(torch.optim.Optimizer):
                 size["ξ"] = torch.tensor(float(size["ξ"]), dtype=wide, device=block.device)
                 if self._batch_dims:
                     size["ξ"] = size["ξ"].double().cpu().expand(self._lanes.rows).clone()
-            if group["normalised"] and size["N"]:
-                size["ε"] = size["ε"] / size["N"]
+            if group["normalised"] and size["N"]:  # once per step, however many stages it has
+                size["ε"] = size.setdefault("coupling", size["ε"]) / size["N"]
+            if "ε" in word.needs and motion.live:
+                check_thermostat(group["where"], group["normalised"], size, self._resting)
             motions.append(motion)
         return motions
 

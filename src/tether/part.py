@@ -62,7 +62,7 @@ class Part:
         noise: σ_A, the strength of the applied noise of the letters D and F.
         weight_decay: ω; the gradient becomes g + ωθ.
         thermostat: the value at which the thermostat ξ starts.
-        normalised: divide ε by the number of parameters, so that one ε suits layers of every size.
+        normalised: divide ε by the number of parameters, so that one ε, of the order of 1/τ, suits every layer.
         every: how many steps of the optimizer are one of this part; in between no gradient of it is computed.
         metric: how distance is measured, e.g. ``tether.Path()`` (Path-SGD); None is as the parameters are.
         drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
