@@ -39,6 +39,8 @@ def place(
     if surface.together and not all(param.requires_grad for param in named.values()):
         return []
     chosen = {name: param for name, param in named.items() if param.requires_grad}
+    for name, param in chosen.items():
+        surface.admit(name, param)
     groups = stacks(list(chosen.values()), list(chosen), surface)
     found = [Stack(mine, labels, surface, lanes) for mine, labels in groups]
     return [(stack, stack.surface.lower(stack.place(seed), stack.shape)) for stack in found]

@@ -28,8 +28,10 @@ def check_thermostat(where: str, normalised: bool, size: Mapping[str, Any], rest
     """
     h, ε, N, τ, ξ = size["lr"], size["ε"], size["N"], size["τ"], size["ξ"]
     fast = 2 * h * h * ε * N * τ
-    # A thermostat on another device is not read: that would wait for it.
-    strong = h * ξ if not isinstance(ξ, torch.Tensor) or ξ.device.type == "cpu" else 0.0
+    if isinstance(ξ, torch.Tensor) and not ξ.dim():
+        # plain numbers are faster; one on another device is not read, for that would wait for it
+        ξ = ξ.item() if ξ.device.type == "cpu" else 0.0
+    strong = h * ξ
     if _within(fast, FASTEST) and _within(strong, STRONGEST):
         return
     each = torch.stack(torch.broadcast_tensors(*(torch.as_tensor(x, dtype=torch.float64) for x in (fast, strong))))

@@ -13,6 +13,8 @@ from tether.surfaces.surface import Surface, SurfaceError, Time, inverse
 
 __all__ = ["Orthogonal", "polar"]
 
+LONG = 256  # rows from which on sums are taken in double precision: of the squares, which do not cancel,
+NARROW = 16  # and up to so many columns of all products
 SLOWEST = 0.7  # an iteration that leaves more than this of the last one's excess is given up
 
 
@@ -61,6 +63,9 @@ class Orthogonal(Surface):
                 f"{self!r} on {name!r}: a parameter of shape {tuple(shape)} is no matrix; constrain weights, e.g. "
                 "Part('*.weight', on=...), and leave biases free"
             )
+
+    def extent(self) -> tuple[str, float | torch.Tensor]:
+        return "scale", self.scale
 
     def dimension(self, shape: Sequence[int]) -> int:
         r, s = self.sizes(shape)
@@ -159,8 +164,14 @@ class Orthogonal(Surface):
 
     def excess(self, q: torch.Tensor, times: float = 1.0) -> torch.Tensor:
         """QᵀQ/c² − I."""
-        eye = identity(q.shape[-1], q.dtype, q.device)
-        return torch.baddbmm(eye, q.mT, q, beta=-times, alpha=times / self.scale**2)
+        long = q.dtype is torch.float32 and q.shape[-2] >= LONG
+        x = q.double() if long and q.shape[-1] <= NARROW else q
+        eye = identity(x.shape[-1], x.dtype, x.device)
+        excess = torch.baddbmm(eye, x.mT, x, beta=-times, alpha=times / self.scale**2).to(q.dtype)
+        if long and x is q:
+            squares = q.double().square_().sum(-2)
+            torch.diagonal(excess, dim1=-2, dim2=-1).copy_(times * (squares / self.scale**2 - 1))
+        return excess
 
     def tolerance_for(self, dtype: torch.dtype) -> float:
         if self.tolerance is not None:
@@ -168,7 +179,7 @@ class Orthogonal(Surface):
         return 3e-7 if dtype is not torch.float64 else 3e-14
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
-        return self.excess(point).abs().amax()
+        return self.excess(point.double()).abs().amax()
 
 
 @lru_cache(maxsize=64)
@@ -180,4 +191,5 @@ def polar(x: torch.Tensor) -> torch.Tensor:
     """The nearest matrix with orthonormal columns, by the singular value decomposition."""
     u, _, v = torch.linalg.svd(x, full_matrices=False)
     q = u @ v
-    return 1.5 * q - 0.5 * q @ (q.mT @ q)  # the last digits, by a step of Newton–Schulz
+    gram = (q.mT.double() @ q.double()).to(q)
+    return 1.5 * q - 0.5 * q @ gram  # the last digits, by a step of Newton–Schulz

@@ -51,6 +51,9 @@ class Sphere(Surface):
             )
         fits(self, name, shape, self.radius, shape[:1])
 
+    def extent(self) -> tuple[str, float | torch.Tensor]:
+        return "radius", self.radius
+
     def coordinates(self, shape: Sequence[int]) -> tuple[int, ...]:
         return shape[0], math.prod(shape[1:]) + self.slack
 
@@ -70,8 +73,7 @@ class Sphere(Surface):
         return self.normalise(torch.cat((rows, ξ), dim=-1))
 
     def normalise(self, q: torch.Tensor) -> torch.Tensor:
-        # squares of large numbers overflow
-        q = q / q.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
+        q = q / largest(q)
         return q * (self.r(q) / torch.linalg.vector_norm(q, dim=-1, keepdim=True))
 
     def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -97,7 +99,7 @@ class Sphere(Surface):
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Great circle: rotation in the plane of q and p by |p|h/r."""
-        r, speed = self.r(q), torch.linalg.vector_norm(p, dim=-1, keepdim=True)
+        r, speed = self.r(q), norm(p)
         angle = speed * (h / r)
         cosine, sine = torch.cos(angle), torch.sin(angle)
         along = h * torch.sinc(angle / math.pi)  # r sin(angle)/speed, also at rest
@@ -108,3 +110,14 @@ class Sphere(Surface):
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         r = self.r(point)
         return (point.square().sum(-1, keepdim=True) - r * r).abs().amax() if point.numel() else point.new_zeros(())
+
+
+def largest(v: torch.Tensor) -> torch.Tensor:
+    """The largest |entry| of each row, to divide by: squares of large numbers overflow."""
+    return v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def norm(v: torch.Tensor) -> torch.Tensor:
+    """|row|, also where its square overflows."""
+    top = largest(v)
+    return top * torch.linalg.vector_norm(v / top, dim=-1, keepdim=True)
