@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from tether.advice import warn_frozen, warn_unused
 from tether.blocks import Lanes
 from tether.checkpoint import check_checkpoint
 from tether.constrained import Constrained
@@ -59,7 +61,7 @@ class Optimizer(torch.optim.Optimizer):
         batch_dims: 1 where the parameters hold replicas along their first axis, as those of `tether.Replicas` do: then
             noise, thermostats and surfaces are each replica's own, and a field may be a tensor with a number for each.
         on_nonfinite: ``"raise"`` (nothing moved) or ``"skip"`` the step when a gradient holds inf or nan.
-        foreach: False applies every letter tensor by tensor: slower, the same numbers to rounding.
+        foreach: False applies every letter tensor by tensor: slower, the same numbers to rounding. None is True.
         part_fields: defaults for the fields of every part, e.g. ``word="BAOAB", friction=1.0``.
     """
 
@@ -78,14 +80,16 @@ class Optimizer(torch.optim.Optimizer):
         seed: int = 0,
         batch_dims: int | None = None,
         on_nonfinite: str = "raise",
-        foreach: bool = True,
+        foreach: bool | None = True,
         **part_fields: Any,
     ) -> None:
         known_fields(part_fields, "Optimizer")
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite={on_nonfinite!r} must be 'raise' or 'skip'")
-        if not isinstance(seed, int):
-            raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0") from None
         if batch_dims is None:
             batch_dims = int(isinstance(params, Replicas))
         if batch_dims not in (0, 1):
@@ -95,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):
         defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, **state}
         check(defaults)
         self._batch_dims, self._lanes, self.clock = batch_dims, Lanes(), Clock()
-        self._foreach, self._on_nonfinite = foreach, on_nonfinite
+        self._foreach, self._on_nonfinite = foreach is None or foreach, on_nonfinite
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
         self._metrics: list[Path | None] = []
@@ -103,9 +107,12 @@ class Optimizer(torch.optim.Optimizer):
         self._model = params if isinstance(params, torch.nn.Module) else None
         self._numbers: dict[int, Any] = {}
         self._placed: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
-        super().__init__(param_groups(params, parts, defaults), defaults)
+        groups = param_groups(params, parts, defaults)
+        super().__init__(groups, defaults)
         if all(group["every"] > 1 for group in self.param_groups):
             raise ValueError("some part must move at every step: leave every=1 for the fastest")
+        warn_unused(part_fields, parts or groups, self.param_groups)
+        warn_frozen(self.param_groups)
         placed, self._placed = self._placed, None
         write(placed)
         with torch.no_grad():
@@ -137,7 +144,12 @@ class Optimizer(torch.optim.Optimizer):
             if not param.is_floating_point():
                 raise TypeError(
                     f"parameter {name!r} is {param.dtype}; tether moves real floating-point parameters: "
-                    "hold a complex one as torch.view_as_real(z)"
+                    "hold integers by register_buffer(...), and a complex one as torch.view_as_real(z)"
+                )
+            if param.is_meta:
+                raise TypeError(
+                    f"parameter {name!r} is on the meta device and has no values; materialise the model first, "
+                    "model.to_empty(device='cpu'), and initialise or load it"
                 )
             if hasattr(param, "to_local"):
                 raise TypeError(

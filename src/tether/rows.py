@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tether.advice import check_params
 from tether.blocks import Lanes
 from tether.part import NUMERIC, Part, match, number
 
@@ -16,6 +17,7 @@ __all__ = ["due", "lanes_of", "named", "param_groups", "symbols", "zero"]
 
 def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:
     """What the user gave, as torch param groups with every field filled in."""
+    check_params(params)
     if isinstance(params, torch.nn.Module):
         params = params.named_parameters()
     if isinstance(params, torch.Tensor):

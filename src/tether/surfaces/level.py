@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tether.surfaces.surface import Surface, SurfaceError, Time, inverse
+from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Level"]
 
@@ -39,11 +39,11 @@ class Level(Surface):
     ) -> None:
         if not callable(g):
             raise SurfaceError(f"Level: g={g!r} is not a function; e.g. Level(lambda w: w.square().sum() - 1)")
-        if not isinstance(slack, int) or slack < 0:
+        if index(slack) < 0:
             raise SurfaceError(f"Level: slack={slack!r} must be a number of variables, 0 or more")
-        self.g, self.variables, self.tolerance, self.iterations = g, slack, tolerance, iterations
+        self.g, self.variables, self.tolerance, self.iterations = g, index(slack), tolerance, iterations
         self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g by the shapes it takes
-        self.slack = slack > 0
+        self.slack = self.variables > 0
         self.together = arguments(g) - self.slack > 1
 
     def __repr__(self) -> str:
@@ -210,7 +210,8 @@ def arguments(g: Callable[..., torch.Tensor]) -> int:
     except ValueError as error:
         name = getattr(g, "__name__", "g")
         raise SurfaceError(
-            f"Level: {name} does not say how many arguments it takes; wrap it: Level(lambda w: {name}(w) - 1)"
+            f"Level: the built-in {name} does not say how many arguments it takes; put it in a lambda, e.g. "
+            "Level(lambda w: torch.linalg.det(w) - 1)"
         ) from error
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in plain and p.default is p.empty for p in parameters)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from tether import native
-from tether.surfaces.surface import Surface, SurfaceError, Time, inverse
+from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Orthogonal", "polar"]
 
@@ -22,6 +22,10 @@ class Orthogonal(Surface):
     """The Stiefel manifold (4.4): QᵀQ = c² I, Q = W where W is tall, Wᵀ where it is wide (4.49).
 
     Conv weights are flattened to out × (in · kernel). A point is Q itself, of shape (…, r, s) with r ≥ s.
+
+    A weight is flattened after its first axis, whatever that means to the layer. Those of an LSTM or GRU hold the gates
+    on top of each other: ``weight_hh`` of an LSTM, 4h × h, has orthonormal columns as a whole, and no single gate is
+    orthogonal. That of a transposed convolution, (in, out, …), is flattened to in × (out · kernel).
 
     Args:
         tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 3e-7 for float32, 3e-14 for float64.
@@ -39,13 +43,13 @@ class Orthogonal(Surface):
     ) -> None:
         if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
             raise SurfaceError(f"Orthogonal: tolerance={tolerance!r} must be finite and > 0; e.g. tolerance=1e-6")
-        if not isinstance(iterations, int) or iterations < 1:
+        if index(iterations) < 1:
             raise SurfaceError(f"Orthogonal: iterations={iterations!r} must be 1 or more; e.g. iterations=60")
         if not (math.isfinite(scale) and scale > 0):
             raise SurfaceError(f"Orthogonal: scale={scale!r} must be finite and > 0; e.g. scale=1.0")
         if start not in ("project", "random"):
             raise SurfaceError(f"Orthogonal: start={start!r} must be 'project' or 'random'")
-        self.tolerance, self.iterations, self.scale, self.start = tolerance, iterations, scale, start
+        self.tolerance, self.iterations, self.scale, self.start = tolerance, index(iterations), scale, start
         self.fallbacks = 0
 
     def __repr__(self) -> str:

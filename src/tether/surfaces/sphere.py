@@ -21,6 +21,10 @@ class Sphere(Surface):
     A point is the rows with their slack appended, q of shape (…, rows, columns + 1); conv weights are flattened to
     rows. Geodesics are great circles.
 
+    A row is what belongs to one index of the first axis. For linear and convolutional layers that is one output unit.
+    Those of an LSTM or GRU hold the gates on top of each other, so that a row is one gate of one unit. The weight of a
+    transposed convolution is (in, out, …): a row is an input channel, and what is bounded is what leaves it.
+
     Args:
         radius: a number, or a tensor with one radius per row.
         slack: False leaves out ξ: every row has norm r exactly.

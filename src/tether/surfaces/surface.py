@@ -8,6 +8,7 @@ space there. Vectors of the surrounding space, such as gradients and noise, come
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -27,6 +28,14 @@ class SurfaceError(ValueError):
 def inverse(h: Time) -> Time:
     """1/h; 0 where h is 0, for a drift that does not move."""
     return torch.where(h == 0, 0.0, 1 / h) if isinstance(h, torch.Tensor) else 1 / h
+
+
+def index(value: object) -> int:
+    """A whole number as an int, numpy's included; −1 for what is none."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def limits(dtype: torch.dtype) -> tuple[float, float]:
