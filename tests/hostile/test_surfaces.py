@@ -191,3 +191,13 @@ def test_huge_gradients_leave_rows_on_their_sphere(slack, word, size):
     for w, opt in walk(Sphere(2.0, slack), normal(3, 4), 3, word, size=size):
         assert w.isfinite().all()
         assert opt.violation() <= 1e-5
+
+
+def test_a_point_that_the_dtype_cannot_hold_is_refused_before_any_other_is_written():
+    """The mean of ten numbers is 1e5, more than a float16: they are not to become inf."""
+    w, other = (nn.Parameter(torch.ones(10, dtype=torch.float16)) for _ in range(2))
+    parts = [tether.Part("other", on=Circle(0.5)), tether.Part("w", on=Level(lambda w: w.mean() - 1e5))]
+    with pytest.raises(SurfaceError, match=r"on 'w': the point to start from is out of the range of float16"):
+        tether.Optimizer([("other", other), ("w", w)], parts, lr=0.1)
+    assert torch.equal(w, torch.ones_like(w))
+    assert torch.equal(other, torch.ones_like(w))
