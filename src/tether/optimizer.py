@@ -390,7 +390,7 @@ class Optimizer(torch.optim.Optimizer):
             if group["normalised"] and size["N"]:  # once per step, however many stages it has
                 size["ε"] = size.setdefault("coupling", size["ε"]) / size["N"]
             if "ε" in word.needs and motion.live:
-                check_thermostat(group["where"], group["normalised"], size, self._resting)
+                check_thermostat(group, size, self.state, self._resting)
             motions.append(motion)
         return motions
 

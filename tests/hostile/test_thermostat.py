@@ -119,6 +119,29 @@ def test_a_thermostat_that_ran_away_is_named_and_not_used():
         assert torch.equal(w, torch.ones(5))
 
 
+@pytest.mark.parametrize("replicas", [0, 3])
+def test_a_thermostat_of_weights_at_rest_may_fall_until_something_moves(replicas):
+    """Without a force or noise ξ falls by hεNτ a step, for ever, which the study `applied_noise` does at σ = 0."""
+    torch.manual_seed(0)
+    model = tether.Replicas(lambda: nn.Linear(5, 1, bias=False), replicas) if replicas else nn.Linear(5, 1, bias=False)
+    opt = tether.Optimizer(model, lr=0.1, word="BACDEDCAB", temperature=1e-3, noise=0.0, thermostat=-1000.0)
+    w = next(model.parameters())
+    start = w.detach().clone()
+    w.grad = torch.zeros_like(w)
+    opt.step()
+    assert torch.equal(w, start)
+    assert float(torch.as_tensor(opt.param_groups[0]["thermostat"]).max()) == pytest.approx(-1000 - 0.1 * 0.1 * 5e-3)
+    w.grad[-1] = 1e-6  # would be multiplied by e^{100}
+    with pytest.raises(
+        ThermostatError, match=r"has run away: h\|ξ\| = 100" if not replicas else "replica 2: .* run away"
+    ):
+        opt.step()
+    assert torch.equal(w, start)
+    w.grad.zero_()
+    opt.step()  # the refused step has left nothing behind
+    assert torch.equal(w, start)
+
+
 def test_a_stopped_replica_does_not_hold_up_the_others():
     ens = tether.Replicas(lambda: nn.Linear(3, 2), 3)
     τ = torch.tensor([1e-3, 1e-3, 1e9])
