@@ -173,7 +173,8 @@ def D(p, R, h, σ):
 def E(ξ, p2, N, h, ε, τ):
     """Thermostat (2.59): ξ ← ξ + h ε (pᵀp − N τ).
 
-    At rest when the kinetic temperature pᵀp/N is τ.
+    At rest when the kinetic temperature pᵀp/N is τ. With C it oscillates about that with ω² = 2εNτ; the step must have
+    2h²εNτ ≤ 1 (`tether.thermostat`), so that a wide layer needs a smaller ε, or ``normalised=True``.
     """
     return ξ + h * ε * (p2 - N * τ)
 

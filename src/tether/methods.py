@@ -19,7 +19,7 @@ import torch
 from tether.layers import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.multirate import one_clock, set_clocks
 from tether.optimizer import Optimizer
-from tether.part import Part, matches, number
+from tether.part import Part, matches, number, whole
 from tether.path import Path
 from tether.replicas import Replicas
 from tether.surfaces import Circle, Orthogonal, Sphere
@@ -65,14 +65,21 @@ CITATIONS: dict[str, str] = {}
 Method = TypeVar("Method", bound=Callable[..., Optimizer])
 
 
-def cites(source: str) -> Callable[[Method], Method]:
-    """Note the source of a method under its name, and on what it returns."""
+def cites(source: str, parameters: bool = False) -> Callable[[Method], Method]:
+    """Note the source of a method under its name, and on what it returns; say whether bare parameters will do."""
 
     def note(method: Method) -> Method:
         name = method.__name__
         CITATIONS[name] = source
 
         def build(*args: Any, **kwargs: Any) -> Optimizer:
+            model = args[0] if args else kwargs.get("model")
+            if not parameters and not isinstance(model, torch.nn.Module):
+                got = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+                raise TypeError(
+                    f"{name} looks at the model's layers: pass the module itself, tether.methods.{name}(model, ...); "
+                    f"got {got}"
+                )
             optimizer = method(*args, **kwargs)
             optimizer.method = name
             return optimizer
@@ -89,7 +96,10 @@ def citation(method: str) -> str:
     return CITATIONS[method]
 
 
-@cites("H. Robbins, S. Monro. A stochastic approximation method. Annals of Mathematical Statistics 22 (1951)")
+@cites(
+    "H. Robbins, S. Monro. A stochastic approximation method. Annals of Mathematical Statistics 22 (1951)",
+    parameters=True,
+)
 def sgd(model: torch.nn.Module, lr: float = 0.1, **options: Any) -> Optimizer:
     """Gradient descent: θ ← θ − h g, equal to ``torch.optim.SGD`` bit for bit.
 
@@ -99,7 +109,7 @@ def sgd(model: torch.nn.Module, lr: float = 0.1, **options: Any) -> Optimizer:
     return Optimizer(model, lr=lr, word="X", temperature=0.0, **options)
 
 
-@cites("M. Welling, Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML 2011")
+@cites("M. Welling, Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML 2011", parameters=True)
 def sgld(
     model: torch.nn.Module,
     lr: float = 0.1,
@@ -121,7 +131,8 @@ def sgld(
 
 @cites(
     "B. Leimkuhler, C. Matthews. Rational construction of stochastic numerical methods for molecular sampling. "
-    "Applied Mathematics Research eXpress 2013"
+    "Applied Mathematics Research eXpress 2013",
+    parameters=True,
 )
 def langevin(
     model: torch.nn.Module,
@@ -220,6 +231,11 @@ def adaptive_langevin(
     """Adaptive Langevin dynamics (3.21): the friction ξ adapts until the kinetic temperature is τ.
 
     One thermostat ``per`` "layer", "tensor" or "model". It absorbs gradient noise of unknown strength.
+
+    `coupling` is the published ε, which multiplies a sum over all N weights of the thermostat. A step with 2h²εNτ > 1
+    is refused: use a smaller `coupling` for wide layers, or ``normalised=True``, which divides it by N. The published
+    form is the default at every width, so that a call means one method; note that ``normalised=True`` wants a much
+    larger `coupling`, of the order of 1/τ.
     """
     parts = thermostats(model, per, word=word, temperature=temperature, coupling=coupling, noise=noise)
     return Optimizer(model, parts, lr=lr, **options)
@@ -240,7 +256,8 @@ def adlala(
 ) -> Optimizer:
     """AdLaLa (3.31): adaptive Langevin inside, Langevin with `friction` on the output layer.
 
-    As in the authors' program weights and biases have a thermostat each; ``per="layer"`` lets them share one.
+    As in the authors' program weights and biases have a thermostat each; ``per="layer"`` lets them share one. For wide
+    layers see `adaptive_langevin` on `coupling` and ``normalised=True``.
     """
     τ2 = temperature if output_temperature is None else output_temperature
     last = Part(output or output_layer(model), word="BAOAB", friction=friction, temperature=τ2)
@@ -366,8 +383,7 @@ def multirate_sgd(
     taking it at once (5.2). `batchnorm` and `slow_eval` are explained in `tether.multirate.set_clocks`. Tied weights
     move once; `fast` must match all of their names or none.
     """
-    if not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r} must be a whole number of fast steps, 1 or more, e.g. k=5")
+    k = whole("", "k", k)
     one_clock(model, fast)
     friction = _friction(momentum)
     decay = weight_decay if slow_weight_decay is None else slow_weight_decay
@@ -381,7 +397,7 @@ def multirate_sgd(
     return optimizer
 
 
-@cites(MULTIRATE)
+@cites(MULTIRATE, parameters=True)
 def composite_sgd(
     model: torch.nn.Module, lr: float = 0.1, k: int = 25, momentum: float = 0.9, **options: Any
 ) -> Optimizer:
@@ -389,8 +405,7 @@ def composite_sgd(
 
     The slow copy needs no pass of its own: both start a cycle at the same point, from the same gradient.
     """
-    if not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r} must be a whole number of fast steps, 1 or more, e.g. k=25")
+    k = whole("", "k", k)
     return Optimizer(model, lr=lr / k, merge=k, **_descent(momentum), **options)
 
 
@@ -419,7 +434,7 @@ def random_subset(
     return Optimizer(model, parts, lr=lr, **_descent(momentum), **options)
 
 
-@cites(PATHS)
+@cites(PATHS, parameters=True)  # its metric says what it needs
 def path_sgd(
     model: torch.nn.Module,
     lr: float = 0.1,

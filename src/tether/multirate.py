@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from tether.optimizer import Clock, Optimizer
-from tether.part import matches
+from tether.part import matches, whole
 from tether.waiting import give_back, left_waiting, wait
 
 __all__ = ["Multirate", "set_clocks"]
@@ -160,8 +160,7 @@ class Multirate(torch.optim.Optimizer):
                 raise ValueError(
                     f"every names {name!r}, but the optimizers are {', '.join(map(repr, self.optimizers))}"
                 )
-            if not isinstance(k, int) or k < 1:
-                raise ValueError(f"every={{{name!r}: {k!r}}} must be a whole number of steps, 1 or more")
+            every[name] = whole(f"{name!r}: ", "every", k)
         self.every = {name: every.get(name, 1) for name in self.optimizers}
         if not self.optimizers or min(self.every.values()) > 1:
             raise ValueError("some optimizer must move at every step: leave every=1 for the fastest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tether.advice import warn_frozen, warn_unused
 from tether.blocks import Lanes
 from tether.checkpoint import check_checkpoint
 from tether.constrained import Constrained
@@ -24,6 +26,7 @@ from tether.placed import Stack, degrees, place, replaced, stacks, write
 from tether.rows import due, lanes_of, named, noisy, param_groups, parameters_in, stacked, symbols, unnamed, zero
 from tether.surfaces import Free, Surface
 from tether.table import table
+from tether.thermostat import check_thermostat
 from tether.undo import hold_back, put_back, restore, snapshot
 from tether.waiting import give_back, left_waiting, wait
 from tether.words import Word, parse
@@ -60,7 +63,7 @@ class Optimizer(torch.optim.Optimizer):
         batch_dims: 1 where the parameters hold replicas along their first axis, as those of `tether.Replicas` do: then
             noise, thermostats and surfaces are each replica's own, and a field may be a tensor with a number for each.
         on_nonfinite: ``"raise"`` (nothing moved) or ``"skip"`` the step when a gradient holds inf or nan.
-        foreach: False applies every letter tensor by tensor: slower, the same numbers to rounding.
+        foreach: False applies every letter tensor by tensor: slower, the same numbers to rounding. None is True.
         part_fields: defaults for the fields of every part, e.g. ``word="BAOAB", friction=1.0``.
     """
 
@@ -82,14 +85,16 @@ class Optimizer(torch.optim.Optimizer):
         seed: int = 0,
         batch_dims: int | None = None,
         on_nonfinite: str = "raise",
-        foreach: bool = True,
+        foreach: bool | None = True,
         **part_fields: Any,
     ) -> None:
         known_fields(part_fields, "Optimizer")
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite={on_nonfinite!r} must be 'raise' or 'skip'")
-        if not isinstance(seed, int):
-            raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0") from None
         if batch_dims not in (None, 0, 1):
             raise ValueError(f"batch_dims={batch_dims!r} must be 0, or 1 where the first axis is replicas")
         # `step`, `previous_lr` and `stopped` are state, kept with the fields because torch saves those as they are.
@@ -100,7 +105,7 @@ class Optimizer(torch.optim.Optimizer):
         self._batch_dims = any(map(stacked, parameters_in(groups))) if batch_dims is None else bool(batch_dims)
         self._by_parameters = batch_dims is None  # then all must say the same
         self._lanes, self.clock = Lanes(), Clock()
-        self._foreach, self._on_nonfinite = foreach, on_nonfinite
+        self._foreach, self._on_nonfinite = foreach is None or foreach, on_nonfinite
         self._motions: list[Motion | Constrained | None] = []
         self._surfaces: list[Surface | Free] = []
         self._metrics: list[Path | None] = []
@@ -111,6 +116,8 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(groups, defaults)
         if all(group["every"] > 1 for group in self.param_groups):
             raise ValueError("some part must move at every step: leave every=1 for the fastest")
+        warn_unused(part_fields, parts or groups, self.param_groups)
+        warn_frozen(self.param_groups)
         placed, self._placed = self._placed, None
         write(placed)
         with torch.no_grad():
@@ -145,7 +152,12 @@ class Optimizer(torch.optim.Optimizer):
             if not param.is_floating_point():
                 raise TypeError(
                     f"parameter {name!r} is {param.dtype}; tether moves real floating-point parameters: "
-                    "hold a complex one as torch.view_as_real(z)"
+                    "hold integers by register_buffer(...), and a complex one as torch.view_as_real(z)"
+                )
+            if param.is_meta:
+                raise TypeError(
+                    f"parameter {name!r} is on the meta device and has no values; materialise the model first, "
+                    "model.to_empty(device='cpu'), and initialise or load it"
                 )
             if hasattr(param, "to_local"):
                 raise TypeError(
@@ -445,8 +457,10 @@ class Optimizer(torch.optim.Optimizer):
                 size["ξ"] = torch.tensor(float(size["ξ"]), dtype=wide, device=block.device)
                 if self._batch_dims:
                     size["ξ"] = size["ξ"].double().cpu().expand(self._lanes.rows).clone()
-            if group["normalised"] and size["N"]:
-                size["ε"] = size["ε"] / size["N"]
+            if group["normalised"] and size["N"]:  # once per step, however many stages it has
+                size["ε"] = size.setdefault("coupling", size["ε"]) / size["N"]
+            if "ε" in word.needs and motion.live:
+                check_thermostat(group, size, self.state, self._resting)
             motions.append(motion)
         return motions
 

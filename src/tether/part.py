@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tether.advice import TRANSLATIONS
 from tether.path import Path
 from tether.surfaces import Free, Surface
 from tether.words import parse
@@ -22,6 +24,8 @@ __all__ = ["Part"]
 Named = list[tuple[str, torch.Tensor]]
 
 NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
+
+COUNTS = ("every", "nap", "merge")
 
 CYCLIC = ("X", "MS")  # words that move by a multiple of h
 
@@ -62,7 +66,7 @@ class Part:
         noise: σ_A, the strength of the applied noise of the letters D and F.
         weight_decay: ω; the gradient becomes g + ωθ.
         thermostat: the value at which the thermostat ξ starts.
-        normalised: divide ε by the number of parameters, so that one ε suits layers of every size.
+        normalised: divide ε by the number of parameters, so that one ε, of the order of 1/τ, suits every layer.
         every: how many steps of the optimizer are one of this part; in between no gradient of it is computed.
         metric: how distance is measured, e.g. ``tether.Path()`` (Path-SGD); None is as the parameters are.
         drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
@@ -134,14 +138,13 @@ def check(row: Mapping[str, Any]) -> None:
     for name in ("normalised", "drift"):
         if not isinstance(row[name], bool):
             raise TypeError(f"{where}: {name}={row[name]!r} must be True or False")
-    if not isinstance(row["every"], int) or isinstance(row["every"], bool) or row["every"] < 1:
-        raise ValueError(f"{where}: every={row['every']!r} must be a whole number of steps, 1 or more, e.g. every=5")
-    for name in ("nap", "merge"):
-        if not isinstance(row[name], int) or isinstance(row[name], bool) or row[name] < 1:
-            raise ValueError(f"{where}: {name}={row[name]!r} must be a whole number of steps, 1 or more, e.g. {name}=5")
+    for name in COUNTS:
+        whole(f"{where}: ", name, row[name])
     if not isinstance(row["asleep"], int | float) or not 0 <= row["asleep"] < 1:
         raise ValueError(f"{where}: asleep={row['asleep']!r} must be a share of the weights, at least 0 and below 1")
-    for cyclic in (f"asleep={row['asleep']}",) * bool(row["asleep"]) + (f"merge={row['merge']}",) * (row["merge"] > 1):
+    for cyclic in (f"asleep={row['asleep']}",) * bool(row["asleep"]) + (f"merge={row['merge']}",) * bool(
+        row["merge"] > 1
+    ):
         noisy = torch.as_tensor(row["temperature"]).any()
         if row["word"] not in CYCLIC or noisy or row["every"] > 1 or row["metric"] or isinstance(row["on"], Surface):
             raise ValueError(
@@ -156,7 +159,7 @@ def check(row: Mapping[str, Any]) -> None:
 
 def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The row with numbers that a checkpoint can hold, and tensors that no other row shares."""
-    own = dict(row)
+    own = {**row, **{name: operator.index(row[name]) for name in COUNTS}}
     for name in (*NUMERIC, "thermostat"):
         value = own[name]
         if not isinstance(value, torch.Tensor):
@@ -164,6 +167,17 @@ def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[s
         elif any(other[name] is value for other in others):
             own[name] = value.detach().clone()
     return own
+
+
+def whole(where: str, name: str, value: Any) -> int:
+    """A number of steps as an int, numpy's included; else an error that names it, the rule and a fix."""
+    try:
+        steps = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        steps = 0
+    if steps < 1:
+        raise ValueError(f"{where}{name}={value!r} must be a whole number of steps, 1 or more, e.g. {name}=5")
+    return steps
 
 
 def number(
@@ -199,6 +213,8 @@ def number(
 def known_fields(names: Iterable[str], caller: str) -> None:
     """Raise for a name that is no field of a part, suggesting the nearest one."""
     for name in names:
+        if name in TRANSLATIONS:
+            raise TypeError(f"{caller}: {name!r} is a keyword of torch's optimizers; here {TRANSLATIONS[name]}")
         if name not in FIELDS:
             near = get_close_matches(name, FIELDS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; fields are {', '.join(FIELDS)}"

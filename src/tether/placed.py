@@ -10,7 +10,7 @@ import torch
 
 from tether.blocks import Lanes
 from tether.noise import Normals
-from tether.surfaces import Free, Surface
+from tether.surfaces import Free, Surface, SurfaceError
 
 __all__ = ["Stack", "degrees", "place", "stacks", "write"]
 
@@ -39,6 +39,8 @@ def place(
     if surface.together and not all(param.requires_grad for param in named.values()):
         return []
     chosen = {name: param for name, param in named.items() if param.requires_grad}
+    for name, param in chosen.items():
+        surface.admit(name, param)
     groups = stacks(list(chosen.values()), list(chosen), surface)
     found = [Stack(mine, labels, surface, lanes) for mine, labels in groups]
     return [(stack, stack.placed(seed)) for stack in found]
@@ -46,7 +48,15 @@ def place(
 
 @torch.no_grad()
 def write(placed: Iterable[tuple[Stack, torch.Tensor]]) -> None:
-    """Move parameters to where they start."""
+    """Move parameters to where they start; all of them, or none where a dtype cannot hold its point."""
+    placed = list(placed)
+    for stack, values in placed:
+        if not bool(values.to(stack.dtype).isfinite().all()):
+            names = ", ".join(map(repr, stack.names))
+            raise SurfaceError(
+                f"{stack.surface!r} on {names}: the point to start from is out of the range of "
+                f"{str(stack.dtype).removeprefix('torch.')}; use another dtype, or a surface closer to 0"
+            )
     for stack, values in placed:
         stack.scatter(values, stack.params)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tether.advice import check_params
 from tether.blocks import Lanes
 from tether.part import NUMERIC, Part, match, number
 from tether.words import Word, parse
@@ -32,6 +34,7 @@ UNNAMED: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Any]] = weak
 
 def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:
     """What the user gave, as torch param groups with every field filled in."""
+    check_params(params)
     if isinstance(params, torch.nn.Module):
         params = params.named_parameters()
     if isinstance(params, torch.Tensor):
@@ -101,14 +104,20 @@ def unnamed(opt: torch.optim.Optimizer) -> bool:
     if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0].get("param_names"):
         return False
     (param,), seed = groups[0]["params"], groups[0]["seed"]
-    if noisy(parse(groups[0]["word"]), {"τ": groups[0]["temperature"]}):
+
+    def others() -> bool:
         # Of equal shape it is likely meant: two dynamics compared under one noise.
-        if any(group["seed"] == seed and group["params"][0].shape != param.shape for group in UNNAMED.values()):
-            warnings.warn(
-                f"another optimizer has one parameter without a name, too, and seed={seed}: both draw the same noise. "
-                "Name them, Optimizer([(name, param)], ...), or give each its own seed",
-                stacklevel=4,
-            )
+        return any(group["seed"] == seed and group["params"][0].shape != param.shape for group in UNNAMED.values())
+
+    if noisy(parse(groups[0]["word"]), {"τ": groups[0]["temperature"]}):
+        if others():
+            gc.collect()  # those that nobody uses any more do not count
+            if others():
+                warnings.warn(
+                    f"another optimizer has one parameter without a name, too, and seed={seed}: both draw the same "
+                    "noise. Name them, Optimizer([(name, param)], ...), or give each its own seed",
+                    stacklevel=3,
+                )
         UNNAMED[opt] = groups[0]
     return True
 

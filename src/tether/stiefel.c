@@ -4,6 +4,10 @@
 typedef void NAME(Gemm)(const char *, const char *, const int *, const int *, const int *, const REAL *, const REAL *,
                         const int *, const REAL *, const int *, const REAL *, REAL *, const int *);
 
+#ifndef NARROW
+#define NARROW 16  // columns; as in surfaces/orthogonal.py
+#endif
+
 typedef struct {
   int64_t r, s, tall;  // tall: the parameter is Q; else Qᵀ
   REAL tolerance, scale;
@@ -68,8 +72,30 @@ static REAL NAME(reach)(const NAME(Stiefel) *m, const REAL *x, const REAL *y, RE
   return (REAL)sqrt(longest) / m->scale;
 }
 
-// The diagonal of Λ = ½QᵀQ/c² in double precision, from column `first` to `last`: in a large matrix those are the entries
-// that single precision gets wrong, and the iteration would follow its errors.
+// Λ = ½QᵀQ/c² of a narrow matrix, with its sums in double precision: those over long columns need it.
+CLONES static void NAME(narrow)(const NAME(Stiefel) *m, const REAL *q, REAL *multiplier) {
+  double sums[NARROW * NARROW] = {0};
+  const int64_t s = m->s, r = m->r;
+  const double times = 0.5 / ((double)m->scale * m->scale);
+  if (m->tall) {
+    for (int64_t i = 0; i < r; i++)
+      for (int64_t j = 0; j < s; j++)
+        for (int64_t k = 0; k <= j; k++) sums[j * NARROW + k] += (double)q[i * s + j] * q[i * s + k];
+  } else {
+    for (int64_t j = 0; j < s; j++)
+      for (int64_t k = 0; k <= j; k++) {
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < r; i++) sum += (double)q[j * r + i] * q[k * r + i];
+        sums[j * NARROW + k] = sum;
+      }
+  }
+  for (int64_t j = 0; j < s; j++)
+    for (int64_t k = 0; k <= j; k++) multiplier[j * s + k] = multiplier[k * s + j] = (REAL)(times * sums[j * NARROW + k]);
+}
+
+// The diagonal of Λ in double precision, from column `first` to `last`: of a wide matrix with long columns those are the
+// entries that single precision gets wrong, and the iteration would follow its errors.
 CLONES static void NAME(diagonal)(const NAME(Stiefel) *m, const REAL *q, int64_t first, int64_t last, REAL *multiplier) {
   double sums[128] = {0};
   const double times = 0.5 / ((double)m->scale * m->scale);
@@ -120,8 +146,10 @@ static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *
   REAL v = NAME(reach)(m, x, start, multiplier), before = 0;
   for (int64_t k = 0; k < m->iterations; k++) {
     REAL largest;
-    NAME(inner)(m, x, x, (REAL)0.5 / (m->scale * m->scale), multiplier);
-    if (s >= 256) {
+    const int precise = m->r >= 256;
+    if (precise && s <= NARROW) NAME(narrow)(m, x, multiplier);
+    else NAME(inner)(m, x, x, (REAL)0.5 / (m->scale * m->scale), multiplier);
+    if (precise && s > NARROW) {
 #pragma omp parallel for num_threads(m->threads) if (m->threads > 1)
       for (int64_t j = 0; j < s; j += 128) NAME(diagonal)(m, x, j, j + 128 < s ? j + 128 : s, multiplier);
     }

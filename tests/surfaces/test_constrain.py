@@ -267,10 +267,10 @@ def test_the_thermostat_holds_the_temperature(name):
 @pytest.mark.parametrize("name", DEGREES)
 def test_the_letter_e_by_hand(name):
     surface, shape, degrees = DEGREES[name]
-    fields = {"temperature": 0.3, "noise": 0.0, "thermostat": 0.0, "coupling": 0.7}
+    fields = {"temperature": 0.3, "noise": 0.0, "thermostat": 0.0, "coupling": 0.07}
     _, opt = walk(surface, [start_of(shape)], "BACDEDCAB", 0.1, **fields)
     opt.step()  # at rest, no force, no noise: pᵀp = 0
-    assert float(opt.param_groups[0]["thermostat"]) == pytest.approx(-0.1 * 0.7 * degrees * 0.3, rel=1e-6)
+    assert float(opt.param_groups[0]["thermostat"]) == pytest.approx(-0.1 * 0.07 * degrees * 0.3, rel=1e-6)
 
 
 def test_deepcopy_of_a_constrained_tether_optimizer_is_independent():

@@ -49,6 +49,9 @@ class Circle(Surface):
     def check(self, name: str, shape: Sequence[int]) -> None:
         fits(self, name, shape, self.radius, shape)
 
+    def extent(self) -> tuple[str, float | torch.Tensor]:
+        return "radius", self.radius
+
     def dimension(self, shape: Sequence[int]) -> int:
         return math.prod(shape)
 

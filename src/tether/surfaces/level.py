@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tether.surfaces.surface import Surface, SurfaceError, Time, inverse
+from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Level"]
 
@@ -23,9 +23,11 @@ class Level(Surface):
 
     Args:
         g: a function of the parameter (and of the slack, if there is any) that returns the constraints as a tensor. A
-            g of several parameters constrains all those of its part together, in their order.
+            g of several parameters constrains all those of its part together, in their order; arguments with a default
+            are not parameters.
         slack: how many slack variables g takes, as its last argument.
-        tolerance: largest allowed |g|; None chooses 5e-7 for float32 and 1e-13 for float64.
+        tolerance: largest allowed |g|; None chooses 5e-7 for float32 and 1e-13 for float64, or eps·|J||q| where that is
+            larger: what rounding the point q alone makes of g.
         iterations: bound on Newton's method.
     """
 
@@ -37,16 +39,12 @@ class Level(Surface):
     ) -> None:
         if not callable(g):
             raise SurfaceError(f"Level: g={g!r} is not a function; e.g. Level(lambda w: w.square().sum() - 1)")
-        if not isinstance(slack, int) or slack < 0:
+        if index(slack) < 0:
             raise SurfaceError(f"Level: slack={slack!r} must be a number of variables, 0 or more")
-        self.g, self.variables, self.tolerance, self.iterations = g, slack, tolerance, iterations
+        self.g, self.variables, self.tolerance, self.iterations = g, index(slack), tolerance, iterations
         self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g by the shapes it takes
-        self.slack = slack > 0
-        kinds = [p.kind for p in inspect.signature(g).parameters.values()]
-        taken = sum(
-            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
-        )
-        self.together = taken - self.slack > 1
+        self.slack = self.variables > 0
+        self.together = arguments(g) - self.slack > 1
 
     def __repr__(self) -> str:
         name = getattr(self.g, "__name__", "g")
@@ -102,8 +100,8 @@ class Level(Surface):
         q = self.nearest(torch.nn.functional.pad(θ.flatten(1), (0, self.variables), value=1.0))
         values, J = self.jacobian(q)
         self.constraints[self.shapes] = J.shape[1]
-        worst = values.abs().amax().item()
-        if not worst <= self.tolerance_for(q):
+        if not self.met(q, values, J):
+            worst = values.abs().amax().item()
             raise SurfaceError(
                 f"{self!r}: no point with g = 0 found near the start, |g| stays at {worst:.3g}; start the parameter "
                 "closer to the surface, or check that g can be 0"
@@ -139,7 +137,7 @@ class Level(Surface):
         """Steps of least norm towards g = 0 in the free coordinates, halved until |g| falls."""
         for _ in range(self.iterations):
             values, J = self.jacobian(q)
-            if values.abs().amax() <= 0.1 * self.tolerance_for(q):
+            if self.met(q, values, J, 0.1):
                 break
             J = J * free.unsqueeze(1)
             q = self.search(q, values, torch.linalg.pinv(J.double()).to(J) @ values.unsqueeze(-1))
@@ -174,13 +172,14 @@ class Level(Surface):
         q = point
         for _ in range(self.iterations):
             values, J = self.jacobian(q)
-            if values.abs().amax() <= self.tolerance_for(q):
+            if self.met(q, values, J):
                 return q
             λ = torch.linalg.lstsq((J @ normals).double(), values.unsqueeze(-1).double()).solution.to(q)
             q = self.search(q, values, normals @ λ)
-        worst = self.jacobian(q)[0].abs().amax().item()
-        if worst <= 100 * self.tolerance_for(q):
+        values, J = self.jacobian(q)
+        if self.met(q, values, J, 100):
             return q
+        worst = values.abs().amax().item()
         raise SurfaceError(
             f"{self!r}: the step is too long for the surface, |g| = {worst:.3g} after {self.iterations} iterations; "
             "lower lr, or the temperature"
@@ -200,13 +199,30 @@ class Level(Surface):
         moved = self.project(trial, q)
         return moved, self.tangent(moved, p + inverse(h) * (moved - trial))
 
-    def tolerance_for(self, q: torch.Tensor) -> float:
+    def met(self, q: torch.Tensor, values: torch.Tensor, J: torch.Tensor, times: float = 1.0) -> bool:
+        """Is every |g| within so many times the tolerance?"""
         if self.tolerance is not None:
-            return self.tolerance
-        return 5e-7 if q.dtype is not torch.float64 else 1e-13
+            return bool(values.abs().amax() <= times * self.tolerance)
+        least = 5e-7 if q.dtype is not torch.float64 else 1e-13
+        rounding = torch.linalg.vector_norm(J, dim=-1) * torch.linalg.vector_norm(q, dim=-1, keepdim=True)
+        return bool((values.abs() <= times * (torch.finfo(q.dtype).eps * rounding).clamp_min(least)).all())
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(self.value)(point).abs().amax()
+
+
+def arguments(g: Callable[..., torch.Tensor]) -> int:
+    """How many arguments g must be given."""
+    try:
+        parameters = inspect.signature(g).parameters.values()
+    except ValueError as error:
+        name = getattr(g, "__name__", "g")
+        raise SurfaceError(
+            f"Level: the built-in {name} does not say how many arguments it takes; put it in a lambda, e.g. "
+            "Level(lambda w: torch.linalg.det(w) - 1)"
+        ) from error
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in plain and p.default is p.empty for p in parameters)
 
 
 def fingerprint(g: Callable[..., torch.Tensor]) -> str:

@@ -9,10 +9,12 @@ from functools import lru_cache
 import torch
 
 from tether import native
-from tether.surfaces.surface import Surface, SurfaceError, Time, inverse
+from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Orthogonal", "polar"]
 
+LONG = 256  # rows from which on sums are taken in double precision: of the squares, which do not cancel,
+NARROW = 16  # and up to so many columns of all products
 SLOWEST = 0.7  # an iteration that leaves more than this of the last one's excess is given up
 
 
@@ -20,6 +22,10 @@ class Orthogonal(Surface):
     """The Stiefel manifold (4.4): QᵀQ = c² I, Q = W where W is tall, Wᵀ where it is wide (4.49).
 
     Conv weights are flattened to out × (in · kernel). A point is Q itself, of shape (…, r, s) with r ≥ s.
+
+    A weight is flattened after its first axis, whatever that means to the layer. Those of an LSTM or GRU hold the gates
+    on top of each other: ``weight_hh`` of an LSTM, 4h × h, has orthonormal columns as a whole, and no single gate is
+    orthogonal. That of a transposed convolution, (in, out, …), is flattened to in × (out · kernel).
 
     Args:
         tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 3e-7 for float32, 3e-14 for float64.
@@ -37,13 +43,13 @@ class Orthogonal(Surface):
     ) -> None:
         if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
             raise SurfaceError(f"Orthogonal: tolerance={tolerance!r} must be finite and > 0; e.g. tolerance=1e-6")
-        if not isinstance(iterations, int) or iterations < 1:
+        if index(iterations) < 1:
             raise SurfaceError(f"Orthogonal: iterations={iterations!r} must be 1 or more; e.g. iterations=60")
         if not (math.isfinite(scale) and scale > 0):
             raise SurfaceError(f"Orthogonal: scale={scale!r} must be finite and > 0; e.g. scale=1.0")
         if start not in ("project", "random"):
             raise SurfaceError(f"Orthogonal: start={start!r} must be 'project' or 'random'")
-        self.tolerance, self.iterations, self.scale, self.start = tolerance, iterations, scale, start
+        self.tolerance, self.iterations, self.scale, self.start = tolerance, index(iterations), scale, start
         self.fallbacks = 0
 
     def __repr__(self) -> str:
@@ -61,6 +67,9 @@ class Orthogonal(Surface):
                 f"{self!r} on {name!r}: a parameter of shape {tuple(shape)} is no matrix; constrain weights, e.g. "
                 "Part('*.weight', on=...), and leave biases free"
             )
+
+    def extent(self) -> tuple[str, float | torch.Tensor]:
+        return "scale", self.scale
 
     def dimension(self, shape: Sequence[int]) -> int:
         r, s = self.sizes(shape)
@@ -164,8 +173,14 @@ class Orthogonal(Surface):
 
     def excess(self, q: torch.Tensor, times: float = 1.0) -> torch.Tensor:
         """QᵀQ/c² − I."""
-        eye = identity(q.shape[-1], q.dtype, q.device)
-        return torch.baddbmm(eye, q.mT, q, beta=-times, alpha=times / self.scale**2)
+        long = q.dtype is torch.float32 and q.shape[-2] >= LONG
+        x = q.double() if long and q.shape[-1] <= NARROW else q
+        eye = identity(x.shape[-1], x.dtype, x.device)
+        excess = torch.baddbmm(eye, x.mT, x, beta=-times, alpha=times / self.scale**2).to(q.dtype)
+        if long and x is q:
+            squares = q.double().square_().sum(-2)
+            torch.diagonal(excess, dim1=-2, dim2=-1).copy_(times * (squares / self.scale**2 - 1))
+        return excess
 
     def tolerance_for(self, dtype: torch.dtype) -> float:
         if self.tolerance is not None:
@@ -173,7 +188,7 @@ class Orthogonal(Surface):
         return 3e-7 if dtype is not torch.float64 else 3e-14
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
-        return self.excess(point).abs().amax()
+        return self.excess(point.double()).abs().amax()
 
 
 @lru_cache(maxsize=64)
@@ -185,4 +200,5 @@ def polar(x: torch.Tensor) -> torch.Tensor:
     """The nearest matrix with orthonormal columns, by the singular value decomposition."""
     u, _, v = torch.linalg.svd(x, full_matrices=False)
     q = u @ v
-    return 1.5 * q - 0.5 * q @ (q.mT @ q)  # the last digits, by a step of Newton–Schulz
+    gram = (q.mT.double() @ q.double()).to(q)
+    return 1.5 * q - 0.5 * q @ gram  # the last digits, by a step of Newton–Schulz

@@ -21,6 +21,10 @@ class Sphere(Surface):
     A point is the rows with their slack appended, q of shape (…, rows, columns + 1); conv weights are flattened to
     rows. Geodesics are great circles.
 
+    A row is what belongs to one index of the first axis. For linear and convolutional layers that is one output unit.
+    Those of an LSTM or GRU hold the gates on top of each other, so that a row is one gate of one unit. The weight of a
+    transposed convolution is (in, out, …): a row is an input channel, and what is bounded is what leaves it.
+
     Args:
         radius: a number, or a tensor with one radius per row.
         slack: False leaves out ξ: every row has norm r exactly.
@@ -50,6 +54,9 @@ class Sphere(Surface):
                 "Part('*.weight', on=...), and leave biases free"
             )
         fits(self, name, shape, self.radius, shape[:1])
+
+    def extent(self) -> tuple[str, float | torch.Tensor]:
+        return "radius", self.radius
 
     def coordinates(self, shape: Sequence[int]) -> tuple[int, ...]:
         return shape[0], math.prod(shape[1:]) + self.slack
@@ -92,8 +99,7 @@ class Sphere(Surface):
         return torch.where(near, q, self.normalise(torch.cat((rows, torch.copysign(ξ, q[..., -1:])), dim=-1)))
 
     def normalise(self, q: torch.Tensor) -> torch.Tensor:
-        # squares of large numbers overflow
-        q = q / q.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
+        q = q / largest(q)
         return q * (self.r(q) / torch.linalg.vector_norm(q, dim=-1, keepdim=True))
 
     def lower(self, q: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -119,7 +125,7 @@ class Sphere(Surface):
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Great circle: rotation in the plane of q and p by |p|h/r."""
-        r, speed = self.r(q), torch.linalg.vector_norm(p, dim=-1, keepdim=True)
+        r, speed = self.r(q), norm(p)
         angle = speed * (h / r)
         cosine, sine = torch.cos(angle), torch.sin(angle)
         along = h * torch.sinc(angle / math.pi)  # r sin(angle)/speed, also at rest
@@ -130,3 +136,14 @@ class Sphere(Surface):
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         r = self.r(point)
         return (point.square().sum(-1, keepdim=True) - r * r).abs().amax() if point.numel() else point.new_zeros(())
+
+
+def largest(v: torch.Tensor) -> torch.Tensor:
+    """The largest |entry| of each row, to divide by: squares of large numbers overflow."""
+    return v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def norm(v: torch.Tensor) -> torch.Tensor:
+    """|row|, also where its square overflows."""
+    top = largest(v)
+    return top * torch.linalg.vector_norm(v / top, dim=-1, keepdim=True)

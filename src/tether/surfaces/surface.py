@@ -7,6 +7,8 @@ space there. Vectors of the surrounding space, such as gradients and noise, come
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -26,6 +28,24 @@ class SurfaceError(ValueError):
 def inverse(h: Time) -> Time:
     """1/h; 0 where h is 0, for a drift that does not move."""
     return torch.where(h == 0, 0.0, 1 / h) if isinstance(h, torch.Tensor) else 1 / h
+
+
+def index(value: object) -> int:
+    """A whole number as an int, numpy's included; −1 for what is none."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
+
+
+def limits(dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the largest number that a dtype holds, and whose square is held where points are computed."""
+    own, wide = torch.finfo(dtype), torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32)
+    return max(own.tiny, math.sqrt(wide.tiny)), min(own.max, math.sqrt(wide.max))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class Surface(ABC):
@@ -51,6 +71,29 @@ class Surface(ABC):
     @abstractmethod
     def dimension(self, shape: Sequence[int]) -> int:
         """Degrees of freedom of one tensor: coordinates minus constraints."""
+
+    def extent(self) -> tuple[str, float | torch.Tensor] | None:
+        """Its name for how large it is, and how large; None where nobody knows."""
+        return None
+
+    def admit(self, name: str, start: torch.Tensor) -> None:
+        """Raise unless a parameter starts from finite numbers, in a dtype that can hold points of the surface."""
+        bad = start.numel() - int(start.isfinite().sum())
+        if bad:
+            raise SurfaceError(
+                f"{self!r} on {name!r}: the start holds {bad} inf or nan among {start.numel()} numbers; initialise the "
+                "parameter, or load a checkpoint from before it diverged"
+            )
+        named = self.extent()
+        if named is not None:
+            least, most = limits(start.dtype)
+            sizes = torch.as_tensor(named[1], dtype=torch.float64).flatten()
+            outside = sizes[~((sizes >= least) & (sizes <= most))]
+            if len(outside):
+                raise SurfaceError(
+                    f"{self!r} on {name!r}: the {named[0]} {outside[0].item():g} or its square is out of the range of "
+                    f"{_name(start.dtype)} parameters; choose one between {least:.2g} and {most:.2g}, or another dtype"
+                )
 
     def coordinates(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a point, and of a momentum."""
