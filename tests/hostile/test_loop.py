@@ -43,7 +43,11 @@ def classifier():
 
 @pytest.mark.parametrize("shape", [(24,), (24, 1)])
 @pytest.mark.parametrize("net", [Flat, lambda: nn.Linear(1, 1)], ids=["(N,)", "(N, 1)"])
-@pytest.mark.parametrize("loss", [F.mse_loss, nn.MSELoss(), nn.L1Loss(), partial(F.huber_loss, delta=2.0)], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [F.mse_loss, nn.MSELoss(), nn.L1Loss(), partial(F.huber_loss, delta=2.0)],
+    ids=["mse", "module", "l1", "partial"],
+)
 @pytest.mark.parametrize("how", ["tensors", "loader", "replicas", "replicas, loader", "replicas, each"])
 def test_targets_take_the_shape_of_the_output(net, shape, loss, how):
     """The loss at the first step is that of the points one by one, whatever axes of length 1 there are."""
@@ -66,7 +70,7 @@ def test_a_net_with_flat_outputs_learns_the_line():
 
 
 @pytest.mark.parametrize("many", [True, False])
-@pytest.mark.parametrize("loss", [F.mse_loss, F.binary_cross_entropy_with_logits, F.l1_loss])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.binary_cross_entropy_with_logits, F.l1_loss], ids=["mse", "bce", "l1"])
 def test_targets_that_cannot_agree_are_refused_with_both_shapes(many, loss):
     model = tether.Replicas(classifier, 2) if many else classifier()
     with pytest.raises(ValueError, match=r"output has shape \(24, 2\) and the target \(24,\)|\(24, 2\).*\(24, 1\)"):
@@ -74,8 +78,10 @@ def test_targets_that_cannot_agree_are_refused_with_both_shapes(many, loss):
 
 
 @pytest.mark.parametrize("many", [True, False])
-@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)], ids=str)
-@pytest.mark.parametrize("targets", [torch.zeros(24, dtype=torch.long), torch.ones(24, 1)])
+@pytest.mark.parametrize(
+    "loss", [F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)], ids=["function", "module"]
+)
+@pytest.mark.parametrize("targets", [torch.zeros(24, dtype=torch.long), torch.ones(24, 1)], ids=["labels", "shares"])
 def test_the_cross_entropy_of_one_output_is_refused(many, loss, targets):
     model = tether.Replicas(perceptron, 2) if many else perceptron()
     with pytest.raises(ValueError, match=r"score for each class.*shape \(24, 1\).*binary_cross_entropy_with_logits"):
@@ -311,6 +317,7 @@ def test_no_batch_more_is_drawn_than_is_used():
 @pytest.mark.parametrize(
     ("loss", "message"),
     [(nn.MSELoss, r"loss=MSELoss is a class: make one of it, loss=MSELoss\(\)"), ("mse", "loss='mse' must be a func")],
+    ids=["class", "string"],
 )
 def test_a_loss_is_a_function(loss, message):
     net = perceptron()
