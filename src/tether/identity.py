@@ -114,7 +114,8 @@ def spelled(function: Any, depth: int = 2) -> str:
         return f"partial({', '.join([*inner, *named])})"
     if isinstance(function, nn.Module):
         settings = {key: x for key, x in vars(function).items() if not key.startswith("_") and key != "training"}
-        tensors = {key: digest(x) for key, x in function.state_dict().items() if isinstance(x, torch.Tensor)}
+        # its parameters may be trained, or start at random
+        tensors = {key: digest(x) for key, x in function.named_buffers()}
         return f"{type(function).__name__}({_listed({**settings, **tensors})})"
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)

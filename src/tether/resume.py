@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,5 +133,6 @@ def load_all(path: Path, state: dict[str, Any], model: torch.nn.Module, opt: tor
         opt.load_state_dict(state["optimizer"])
     except Exception as error:
         model.load_state_dict(before[0])
-        opt.load_state_dict(before[1])
+        with suppress(Exception):  # a hook that refuses everything has let nothing in
+            opt.load_state_dict(before[1])
         raise ValueError(f"{path} does not fit this model and optimizer ({error}): {CURE}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -87,20 +87,28 @@ class Run:
             enough_classes(self.loss, (len(x), self.perceptrons.widths[-1]))
 
     def look(self) -> None:
-        """See who is to be told of a step: a callback may have changed it."""
+        """See who is to be told of a step."""
         self.fast = None if self.perceptrons is None or _hooked(self.model) else self.perceptrons
         # torch wraps `step` for its profiler and for hooks, which costs as much as moving a few small nets
         self.advance: Any = self.opt.step
         if isinstance(self.opt, Optimizer) and not _watched(self.opt):
             self.advance = self.opt._step
 
-    def awake(self) -> Any:
-        """A context in which the weights that sleep between steps are awake."""
-        return getattr(self.opt, "awake", nullcontext)()
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let others see the model, with the weights awake that sleep between steps, and change what they like."""
+        asked = [p.requires_grad for p in self.model.parameters()]
+        with getattr(self.opt, "awake", nullcontext)():
+            yield
+        if asked != [p.requires_grad for p in self.model.parameters()]:
+            self.perceptrons = None  # some were frozen or thawed: autograd knows what that means
+        self.look()
 
     def release(self) -> None:
         """Leave the model as anybody expects it: nothing asleep, slow parameters asking for gradients."""
-        getattr(self.opt, "release", _nothing)()
+        release = getattr(self.opt, "release", None)
+        if release is not None:
+            release()
 
     def state(self) -> dict[str, Any]:
         """What it takes, beside model and optimizer, to see the same batches and numbers again."""
@@ -191,10 +199,6 @@ class Run:
         warnings.warn(f"{what}: lower lr", stacklevel=4)
         if self.many and isinstance(self.opt, Optimizer):
             self.opt.stop(replicas)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _check_parameters(model: torch.nn.Module, opt: torch.optim.Optimizer) -> None:

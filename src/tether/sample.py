@@ -140,7 +140,7 @@ def sample(
         raise RuntimeError(f"every chain diverged before step {burn}: lower lr")
     expected = sum(step > burn for step in record.steps)
     for name, rows in record.metrics.items():
-        if name not in kept or len(rows) != expected:
+        if name not in kept or len(rows) != expected or isinstance(rows, list):
             raise ValueError(
                 f"the checkpoint holds {len(rows)} draws of {name!r}, not {expected} of {', '.join(map(repr, kept))}: "
                 "it was begun with another burn_in or other quantities; go on with those, or choose another path"

@@ -57,16 +57,22 @@ def train(
         opt: its optimizer, tether's or torch's (torch's elementwise ones treat replicas exactly as single nets).
         data: a pair (inputs, targets) of tensors, or an iterable of such pairs as batches, e.g. a DataLoader; None for
             a loss of the model alone.
-        loss: mean loss of a batch, ``loss(output, target)``; without data ``loss(model)``, one for each replica.
+        loss: mean loss of a batch, ``loss(output, target)``; without data ``loss(model)``, one for each replica. For
+            torch's losses that compare number by number, targets take the shape of the output: (N,) and (N, 1) are
+            the same. A loss of your own gets them as they are.
         steps: how many steps in all; a resumed run makes those that are left.
         batch: points in a minibatch; None takes all.
-        log_every: record the minibatch losses every so many steps; None records about a hundred times.
+        log_every: record the minibatch losses every so many steps; None records about a hundred times, and a resumed
+            run as often as it began.
         callbacks: called as ``callback(step, model, opt)`` at every record; what they return, by name, is recorded.
+            Weights that sleep are awake for them.
         replacement: draw each minibatch anew from all points instead of going through them epoch by epoch.
         each: the data hold a set for each replica along their first axis.
         seed: names the minibatches; None takes the optimizer's.
         checkpoint: a file; the run is saved there now and then, and goes on from there if it exists: killed at any
-            moment and started again, it ends with the same numbers.
+            moment and started again, it ends with the same numbers, and `steps` may be more than at first. Another
+            model, optimizer, loss or data set is refused. The generators of torch, numpy and Python are saved too, and
+            those that a DataLoader, its sampler or its data set hold as attributes.
         checkpoint_seconds: how often.
         progress: show a progress bar; None does so on a terminal.
         compiled: False takes gradients by autograd also where a compiled path serves: slower, the same to rounding.
@@ -97,13 +103,12 @@ def train(
             if (step + 1) % every == 0 or step + 1 == steps:
                 log.add(step + 1, losses)
                 if hooks:
-                    with run.awake():
+                    with run.shown():
                         for hook in hooks:
                             log.note(step + 1, hook(step + 1, model, opt))
-                    run.look()
                 bar(step + 1, losses)
             if file is not None and (over or time.monotonic() - written > checkpoint_seconds):
-                with run.awake():
+                with run.shown():
                     file.save(step + 1, log.record(), run.state(), every)
                 written = time.monotonic()
             if over:

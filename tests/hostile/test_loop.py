@@ -177,6 +177,21 @@ def test_without_hooks_the_compiled_gradients_are_used(monkeypatch):
     tether.train(model, tether.Optimizer(model, lr=0.1), (X, LINE), F.mse_loss, steps=3)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_layer_that_a_callback_freezes_stands_still(compiled):
+    model, seen = tether.Replicas(perceptron, 2), []
+
+    def freeze(step, model, opt):
+        if step == 2:
+            model.get_parameter("0.weight").requires_grad_(False)
+        seen.append(model.get_parameter("0.weight").detach().clone())
+
+    opt = tether.Optimizer(model, lr=0.1)
+    tether.train(model, opt, (X, LINE), F.mse_loss, 4, log_every=1, callbacks=[freeze], compiled=compiled)
+    assert not torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[1], seen[3])
+
+
 HOOKS = {
     "tensor": lambda m, note: next(iter(m.parameters())).register_hook(note),
     "accumulated": lambda m, note: next(iter(m.parameters())).register_post_accumulate_grad_hook(note),
