@@ -22,14 +22,19 @@ CURE = "remove it to begin anew, or put a copy of it in its place"
 
 
 class _Hashed:
-    """A file that hashes what is written to it."""
+    """A file that hashes what is written to it, and remembers why it could not be written."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.hash = file, hashlib.blake2b(digest_size=SIZE)
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.hash.update(data)
-        return int(self.file.write(data))
+        try:
+            return int(self.file.write(data))
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()
@@ -41,7 +46,10 @@ def write(path: Path, state: dict[str, Any]) -> None:
     try:
         with fresh.open("wb") as file:
             hashed = _Hashed(file)
-            torch.save(state, hashed)  # type: ignore[arg-type]
+            try:
+                torch.save(state, hashed)  # type: ignore[arg-type]
+            except RuntimeError as error:  # torch's own, which hides that the disk is full
+                raise hashed.error or error from None
             file.write(MARK + hashed.hash.digest())
             file.flush()
             os.fsync(file.fileno())

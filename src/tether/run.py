@@ -214,7 +214,7 @@ def _check_parameters(model: torch.nn.Module, opt: torch.optim.Optimizer) -> Non
         warnings.warn(
             "every parameter is frozen, so nothing will move: call model.requires_grad_(True) before the optimizer "
             "is made",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

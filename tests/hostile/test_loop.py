@@ -272,6 +272,25 @@ def test_random_subsets_end_awake():
     assert zeros == [0] * 12
 
 
+@pytest.mark.parametrize("at", [5, 6, 7, 8])
+@pytest.mark.parametrize("kind", ["subset", "multirate"])
+def test_a_run_in_two_calls_is_the_run_in_one(kind, at):
+    """What the first call gives back at its end, the second takes again before its first forward pass."""
+    nets = []
+    for calls in ([23], [at, 23 - at]):
+        torch.manual_seed(0)
+        net = perceptron()
+        if kind == "subset":
+            opt = methods.random_subset(net, lr=0.1, k=3, probabilities={"*": 0.5})
+        else:
+            opt = methods.multirate_sgd(net, fast="2.*", k=3, lr=0.1)
+        for steps in calls:
+            tether.train(net, opt, (X, LINE), F.mse_loss, steps)
+        nets.append(net)
+    for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 @pytest.mark.skipif(not hasattr(tether.Optimizer, "release"), reason="the optimizer cannot release yet")
 def test_slow_parameters_ask_for_gradients_after_the_run():
     net = perceptron()
