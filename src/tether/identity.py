@@ -117,8 +117,9 @@ def spelled(function: Any, depth: int = 2) -> str:
         # its parameters may be trained, or start at random
         tensors = {key: digest(x) for key, x in function.named_buffers()}
         return f"{type(function).__name__}({_listed({**settings, **tensors})})"
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    code = getattr(function, "__code__", None)
+    name, code = getattr(function, "__qualname__", None), getattr(function, "__code__", None)
+    if name is None:
+        return f"{type(function).__qualname__}({_listed(getattr(function, '__dict__', {}))})"
     if not isinstance(code, CodeType):
         return name
     cells = zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False)
@@ -129,7 +130,13 @@ def spelled(function: Any, depth: int = 2) -> str:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={plain_value(value)!r}" for key, value in sorted(values.items()))
+    """Settings as text; what may change in training (lists, tensors that are trained) by its type alone."""
+
+    def changes(value: Any) -> bool:
+        return isinstance(value, list | dict) or (isinstance(value, torch.Tensor) and value.requires_grad)
+
+    told = {key: type(x).__name__ if changes(x) else plain_value(x) for key, x in sorted(values.items())}
+    return ", ".join(f"{key}={value!r}" for key, value in told.items())
 
 
 def _content(cell: Any, depth: int) -> Any:

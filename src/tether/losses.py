@@ -51,7 +51,7 @@ def checked_loss(loss: Any) -> Any:
         raise TypeError(f"loss={loss.__name__} is a class: make one of it, loss={loss.__name__}()")
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be a function loss(output, target), e.g. nn.functional.mse_loss")
-    return plain(loss)
+    return loss.__call__ if loss.__hash__ is None else plain(loss)  # a dataclass, which no table can look up
 
 
 def _is_one_of(loss: Any, known: tuple[Any, ...]) -> bool:

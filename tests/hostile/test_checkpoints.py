@@ -6,6 +6,8 @@ import resource
 import signal
 import subprocess
 import sys
+import warnings
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -118,6 +120,37 @@ def test_modules_of_losses_are_told_apart_by_what_is_set(tmp_path):
         run(langevin(model), loss=nn.HuberLoss(delta=2.0))
 
 
+def test_a_loss_may_keep_a_diary_and_have_weights_of_its_own(tmp_path):
+    path, model, diary = tmp_path / "run.pt", net(), []
+    scale = nn.Parameter(torch.ones(1))
+
+    def loss(out, y):
+        diary.append(0)
+        return scale * F.mse_loss(out, y)
+
+    opt = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    for steps in (5, 9):
+        tether.train(model, opt, (X, Y), loss, steps, checkpoint=path)
+    assert len(diary) == 9
+
+
+@dataclass
+class Scaled:
+    by: float
+
+    def __call__(self, out, y):
+        return self.by * F.mse_loss(out, y)
+
+
+def test_losses_that_are_objects_are_told_apart(tmp_path):
+    path, model = tmp_path / "run.pt", net()
+    run = partial(tether.train, model, data=(X, Y), steps=5, checkpoint=path)
+    run(langevin(model), loss=Scaled(1.0))
+    run(langevin(model), loss=Scaled(1.0))
+    with pytest.raises(ValueError, match=r"loss='Scaled\(by=2.0\)' instead of 'Scaled\(by=1.0\)'"):
+        run(langevin(model), loss=Scaled(2.0))
+
+
 def test_replicas_of_another_seed_and_loaders_of_other_points(tmp_path):
     first, second = replicas(), replicas(seed=1)
     tether.train(first, langevin(first), (X, Y), F.mse_loss, 5, checkpoint=tmp_path / "a.pt")
@@ -183,6 +216,21 @@ def test_lr_that_changes_on_the_way_leaves_the_checkpoint_usable(tmp_path):
     assert equal(values(model), values(whole))
     with pytest.raises(ValueError, match=r"lr=0\.0387\d* instead of 0\.1"):
         run(9, model, langevin(model, lr=0.1 * 0.9**9))
+
+
+def test_a_run_that_diverged_is_over(tmp_path):
+    path, records = tmp_path / "run.pt", []
+    for _ in range(2):
+        model = net()
+        opt = tether.Optimizer(model, lr=1e30)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            records.append(tether.train(model, opt, (X, Y), F.mse_loss, 50, 10, 1, checkpoint=path))
+        assert bool(told) == (len(records) == 1)
+    assert records[0].stopped == records[1].stopped
+    assert list(records[0].stopped) == [0]
+    assert torch.equal(records[0].losses.nan_to_num(), records[1].losses.nan_to_num())
+    assert records[0].steps == records[1].steps
 
 
 def test_samples_with_another_burn_in_are_refused(tmp_path):

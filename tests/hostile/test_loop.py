@@ -1,6 +1,7 @@
 """The loop in real hands: shapes that broadcast, hooks that are passed over, optimizers of another model, odd data."""
 
 import contextlib
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -357,6 +358,23 @@ def test_a_loss_is_a_function(loss, message):
     net = perceptron()
     with pytest.raises(TypeError, match=message):
         tether.train(net, methods.sgd(net), (X, LINE), loss, steps=1)
+
+
+@dataclass
+class Scaled:
+    """A loss that cannot be hashed."""
+
+    by: float
+
+    def __call__(self, out, y):
+        return self.by * (out - y).square().mean()
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_loss_may_be_a_dataclass(many):
+    model = tether.Replicas(perceptron, 2) if many else perceptron()
+    record = tether.train(model, methods.sgd(model), (X, LINE), Scaled(2.0), steps=1)
+    assert record.losses.numel() == 1 + many
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
