@@ -15,7 +15,8 @@ from torch.nn import functional
 
 import tether
 from tether import methods
-from tether.mlp import Perceptrons, mean_losses
+from tether.losses import mean_losses
+from tether.mlp import Perceptrons
 from tether.replicas import Replicas, build
 from tether.train import Minibatches
 

@@ -8,63 +8,19 @@ Autograd is the reference; the numbers agree to rounding.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from tether import native
+from tether.losses import LOSSES, Loss, plain
 from tether.replicas import Replicas, layers
 
-__all__ = ["Perceptrons", "mean_losses"]
+__all__ = ["Perceptrons"]
 
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.ReLU: 1, nn.LeakyReLU: 2, nn.Tanh: 3, nn.Sigmoid: 4}
-LOSSES: dict[Any, int] = {  # as in mlp.c: binary, square, classes
-    functional.binary_cross_entropy_with_logits: 0,
-    functional.mse_loss: 1,
-    functional.cross_entropy: 2,
-}
-MODULES: dict[Any, Any] = {
-    nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
-    nn.MSELoss: functional.mse_loss,
-    nn.CrossEntropyLoss: functional.cross_entropy,
-}
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def plain(loss: Any) -> Any:
-    """The function of a loss that is torch's module of it with nothing set."""
-    for kind, function in MODULES.items():
-        if type(loss) is kind:
-            fresh: Any = kind()
-            settings = ("reduction", "weight", "pos_weight", "ignore_index", "label_smoothing")
-            if all(_alike(getattr(loss, s, None), getattr(fresh, s, None)) for s in settings):
-                return function
-    return loss
-
-
-def _alike(a: Any, b: Any) -> bool:
-    return a is b or (not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) and a == b)
-
-
-def mean_losses(loss: Loss, out: torch.Tensor, target: torch.Tensor, each: bool) -> torch.Tensor:
-    """The loss of each replica, from outputs (n, batch, …) and targets that all share or that are a batch for each."""
-    loss = plain(loss)
-    if loss in LOSSES:
-        shape = out.shape[:2]
-        if loss is functional.cross_entropy and target.dim() == 1 + each and not target.is_floating_point():
-            target = target if each else target.expand(shape)
-            losses = functional.cross_entropy(out.flatten(0, 1), target.flatten(0, 1), reduction="none")
-            return losses.view(*shape, -1).flatten(1).mean(1)
-        if loss is not functional.cross_entropy:
-            target = target if each else target.expand(out.shape[0], *target.shape)
-            if target.shape == out.shape:
-                losses = loss(out, target, reduction="none")  # type: ignore[call-arg]
-                return losses.flatten(1).mean(1)
-    return torch.func.vmap(loss, in_dims=(0, 0 if each else None))(out, target)
 
 
 class Perceptrons:

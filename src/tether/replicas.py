@@ -351,9 +351,13 @@ def _outputs(out: Any) -> tuple[list[Any], Any]:
 
 
 def _needs_turns(module: nn.Module) -> bool:
-    """Is there a layer that vmap cannot run: a recurrent one, or an average whose weight is read from a count?"""
+    """Is there a layer that vmap cannot run: a recurrent one, an average whose weight is read from a count, a hook?
+
+    Hooks of the backward pass are not called under vmap.
+    """
     return any(
         isinstance(layer, nn.RNNBase)
+        or bool(layer._backward_hooks or layer._backward_pre_hooks)
         or (isinstance(layer, _BatchNorm) and layer.training and layer.track_running_stats and layer.momentum is None)
         for layer in module.modules()
     )

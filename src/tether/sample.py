@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tether.minibatches import whole
+from tether.record import Record
 from tether.replicas import Replicas
-from tether.train import Record, train
+from tether.train import train
 
 __all__ = ["Draws", "sample"]
 
@@ -106,14 +108,14 @@ def sample(
         inputs: where given, the outputs there are kept as ``"output"``, for the posterior predictive.
         options: further arguments of `tether.train`, e.g. ``checkpoint=``.
     """
-    for name, value, least in (("draws", draws, 1), ("thin", thin, 1), ("burn_in", burn_in, 0)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r} must be {least} or more")
+    draws, thin, burn_in = whole("draws", draws, 1), whole("thin", thin, 1), whole("burn_in", burn_in)
+    _check_temperature(opt)
     many = isinstance(model, Replicas)
     kept = dict(quantities) if quantities is not None else _parameters(model)
     if inputs is not None:
         kept["output"] = lambda m: m(inputs, each=False) if many else m(inputs)
     burn = -(-burn_in // thin) * thin
+    shapes: dict[str, torch.Size] = {}
 
     @torch.no_grad()
     def collect(step: int, model: torch.nn.Module, _: Any) -> dict[str, torch.Tensor] | None:
@@ -123,17 +125,46 @@ def sample(
         model.eval()
         values = {name: quantity(model) for name, quantity in kept.items()}
         model.train(was_training)
+        for name, value in values.items():
+            shape = shapes.setdefault(name, torch.as_tensor(value).shape)
+            if torch.as_tensor(value).shape != shape:
+                raise ValueError(
+                    f"quantity {name!r} has shape {tuple(torch.as_tensor(value).shape)} at step {step} and had "
+                    f"{tuple(shape)}: draws are stacked, so let it return the same shape every time"
+                )
         return values
 
     steps = burn + draws * thin
     record = train(model, opt, data, loss, steps, batch, log_every=thin, callbacks=[collect], **options)
     if not record.metrics:
         raise RuntimeError(f"every chain diverged before step {burn}: lower lr")
+    expected = sum(step > burn for step in record.steps)
+    for name, rows in record.metrics.items():
+        if name not in kept or len(rows) != expected or isinstance(rows, list):
+            raise ValueError(
+                f"the checkpoint holds {len(rows)} draws of {name!r}, not {expected} of {', '.join(map(repr, kept))}: "
+                "it was begun with another burn_in or other quantities; go on with those, or choose another path"
+            )
     values = {
         name: (rows if many else rows.unsqueeze(1)).transpose(0, 1).contiguous()
         for name, rows in record.metrics.items()
     }
     return Draws(values, record)
+
+
+def _check_temperature(opt: torch.optim.Optimizer) -> None:
+    """Raise where nothing is sampled: at temperature 0 a chain goes to a minimum and stays there."""
+    if any("temperature" in group for group in opt.param_groups):
+        if not any(bool(torch.as_tensor(group.get("temperature", 0.0)).any()) for group in opt.param_groups):
+            raise ValueError(
+                "every part has temperature 0, so there is nothing to sample: set it, e.g. "
+                "tether.methods.langevin(model, lr=0.1, temperature=1 / points)"
+            )
+    elif type(opt).__module__.startswith("torch.optim"):
+        raise TypeError(
+            f"torch's {type(opt).__name__} has no temperature, so its draws follow no known density: use e.g. "
+            "tether.methods.langevin(model, lr=0.1, temperature=1 / points), or tether.train"
+        )
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, Quantity]:

@@ -1,0 +1,61 @@
+"""Minibatches: which points are seen at which step, named by seed, epoch and replica as noise is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tether.noise import Normals, permutations
+
+__all__ = ["Minibatches", "whole"]
+
+
+def whole(name: str, value: Any, least: int | None = 0) -> int:
+    """A count as an int, numpy's integers included; an error that names it where it is none, or too small."""
+    rule = "a whole number" if least is None else f"{least} or more"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be a whole number, {rule}, e.g. {name}={max(1, least or 0)}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name}={value!r} must be {rule}")
+    return number
+
+
+class Minibatches:
+    """Which points each replica sees at which step: named by seed, epoch and replica, so that a run can be resumed.
+
+    Without replacement every epoch is a fresh permutation and its last batch may be smaller.
+    """
+
+    def __init__(
+        self, points: int, batch: int | None, lanes: Sequence[int] | None, seed: int, replacement: bool = False
+    ) -> None:
+        self.points, self.batch = points, points if batch is None else batch
+        self.seed, self.replacement = seed, replacement
+        if not 1 <= self.batch <= points:
+            raise ValueError(f"batch={batch!r} must be between 1 and the number of points, {points}")
+        self.rows = 1 if lanes is None else len(lanes)
+        self.lanes, whole = lanes, self.batch * self.rows
+        device = torch.device("cpu")
+        self.normals = Normals(["minibatches"], [whole], [0], whole, torch.float64, device, self.rows, lanes)
+        self.per_epoch = 1 if replacement else -(-points // self.batch)
+        self.epoch, self.order = -1, torch.empty(0)
+        self.everything = torch.arange(points).expand(self.rows, points).contiguous()
+
+    def __call__(self, step: int) -> torch.Tensor:
+        """The points of a step: replicas × batch."""
+        if self.batch == self.points and not self.replacement:
+            return self.everything
+        epoch, k = divmod(step, self.per_epoch)
+        if epoch != self.epoch:
+            if self.replacement:
+                numbers = self.normals.draw(self.seed, epoch, 0).view(self.rows, -1)
+                self.order = (torch.special.ndtr(numbers) * self.points).long().clamp_max_(self.points - 1)
+            else:
+                self.order = permutations(self.points, self.seed, epoch, "minibatches", self.rows, self.lanes)
+            self.epoch = epoch
+        return self.order[:, k * self.batch : (k + 1) * self.batch]

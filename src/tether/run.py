@@ -1,0 +1,235 @@
+"""A run: model, optimizer, data and loss, ready to step."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as step_hooks
+
+from tether.generators import restore, states
+from tether.losses import LOSSES, Loss, checked_loss, enough_classes, fitted, mean_losses, single
+from tether.minibatches import Minibatches
+from tether.mlp import Perceptrons
+from tether.optimizer import NonFiniteGradient, Optimizer
+from tether.ready import ReadyMade
+from tether.record import Log
+from tether.replicas import Replicas
+
+__all__ = ["Run"]
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Run:
+    """What `train` steps; it knows nothing of records, checkpoints and callbacks."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        opt: torch.optim.Optimizer,
+        data: Any,
+        loss: Loss,
+        batch: int | None,
+        replacement: bool,
+        each: bool,
+        seed: int,
+        compiled: bool,
+        resumable: bool,
+    ) -> None:
+        self.model, self.opt, self.loss, self.data = model, opt, checked_loss(loss), data
+        self.many = isinstance(model, Replicas)
+        self.n = len(model) if isinstance(model, Replicas) else 1
+        self.each = each
+        self.stream: Minibatches | None = None
+        self.ready: ReadyMade | None = None
+        self.perceptrons: Perceptrons | None = None
+        _check_parameters(model, opt)
+        if each and not self.many:
+            raise ValueError("each=True gives every replica data of its own: the model must be tether.Replicas")
+        if data is None and batch is not None:
+            raise ValueError("there are no points to take a batch of: data=None is for a loss of the model alone")
+        if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, torch.Tensor) for d in data):
+            self._cut(data[0], data[1], batch, replacement, seed, compiled)
+        elif data is not None:
+            if batch is not None:
+                raise ValueError("batch= cuts tensors: data that come in batches already are taken as they are")
+            self.ready = ReadyMade(data, resumable)
+        moved = {id(p) for group in opt.param_groups for p in group["params"]}
+        self.trusted = isinstance(opt, Optimizer) and moved == {id(p) for p in model.parameters()}
+        self.look()
+
+    def _cut(
+        self, x: torch.Tensor, y: torch.Tensor, batch: int | None, replacement: bool, seed: int, compiled: bool
+    ) -> None:
+        """Cut minibatches from tensors, and let the compiled gradients take over where they can."""
+        axis = int(self.each)
+        if x.dim() <= axis or y.dim() <= axis or y.shape[axis] != x.shape[axis]:
+            inputs = x.shape[axis] if x.dim() > axis else "no"
+            raise ValueError(f"{inputs} inputs but targets of shape {tuple(y.shape)}: one target for each input")
+        known = self.loss in LOSSES and self.loss is not functional.cross_entropy
+        if known and not y.is_floating_point():
+            y = y.to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
+        self.x, self.y = x, y
+        first = next(iter(self.model.parameters()))
+        lanes = self.model.replicas if isinstance(self.model, Replicas) else getattr(first, "replicas", None)
+        self.stream = Minibatches(x.shape[axis], batch, lanes, seed, replacement)
+        if compiled and self.many:
+            wide = y.unsqueeze(-1) if known and y.dim() == 1 + axis else y
+            self.perceptrons = Perceptrons.make(self.model, x, wide, self.loss, self.each)
+        if self.perceptrons is not None:
+            enough_classes(self.loss, (len(x), self.perceptrons.widths[-1]))
+
+    def look(self) -> None:
+        """See who is to be told of a step."""
+        self.fast = None if self.perceptrons is None or _hooked(self.model) else self.perceptrons
+        # torch wraps `step` for its profiler and for hooks, which costs as much as moving a few small nets
+        self.advance: Any = self.opt.step
+        if isinstance(self.opt, Optimizer) and not _watched(self.opt):
+            self.advance = self.opt._step
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let others see the model, with the weights awake that sleep between steps, and change what they like."""
+        asked = [p.requires_grad for p in self.model.parameters()]
+        with getattr(self.opt, "awake", nullcontext)():
+            yield
+        if asked != [p.requires_grad for p in self.model.parameters()]:
+            self.perceptrons = None  # some were frozen or thawed: autograd knows what that means
+        self.look()
+
+    def release(self) -> None:
+        """Leave the model as anybody expects it: nothing asleep, slow parameters asking for gradients."""
+        release = getattr(self.opt, "release", None)
+        if release is not None:
+            release()
+
+    def state(self) -> dict[str, Any]:
+        """What it takes, beside model and optimizer, to see the same batches and numbers again."""
+        return self.ready.state() if self.ready is not None else {"pass": None, "now": states(())}
+
+    def batches(self, first: int, steps: int, saved: dict[str, Any] | None) -> Iterator[tuple[int, Any]]:
+        """The steps that are left, with what each needs."""
+        if self.ready is not None:
+            yield from self.ready.batches(first, steps, saved)
+            return
+        if saved is not None:
+            restore(saved["now"], ())
+        for step in range(first, steps):
+            yield step, None if self.stream is None else self.stream(step)
+
+    def step(self, step: int, batch: Any, log: Log) -> torch.Tensor:
+        """One step of the optimizer; replicas whose loss or gradient is not finite are stopped first."""
+        kept: list[torch.Tensor] = []
+
+        def closure() -> torch.Tensor:
+            losses = self.gradients(batch)
+            kept.append(losses.detach())
+            self._judge(losses.detach(), step, log)
+            return losses.detach().sum()
+
+        while True:
+            try:
+                self.advance(closure)
+                break
+            except NonFiniteGradient as error:
+                self._stop(error.replicas or (0,), step, log, "a gradient that is not finite")
+                if len(log.stopped) == self.n:
+                    break
+        return kept[0] if self.many else kept[0].squeeze(0)
+
+    def gradients(self, batch: Any) -> torch.Tensor:
+        """Losses of all replicas, with gradients in place."""
+        if self.fast is not None:
+            losses = self.fast(batch)
+            if self.trusted:
+                self.opt._known_finite = self.fast.finite  # type: ignore[attr-defined]
+            return losses
+        self.opt.zero_grad()
+        with torch.enable_grad():
+            losses = self._losses(batch)
+            if losses.requires_grad:
+                losses.sum().backward()
+            elif any(p.requires_grad for p in self.model.parameters()):
+                raise ValueError("the loss does not depend on the parameters: is it detached, or made under no_grad?")
+        return losses
+
+    def _losses(self, batch: Any) -> torch.Tensor:
+        if self.data is None:
+            losses = self.loss(self.model)
+            if not self.many:
+                return single(losses)
+            losses = losses.reshape(-1)
+            if len(losses) != self.n:
+                raise ValueError(f"the loss has {len(losses)} values, not one for each of {self.n} replicas")
+            return losses
+        if self.stream is None:
+            x, y = batch
+        elif not self.many:
+            x, y = self.x[batch[0]], self.y[batch[0]]
+        elif self.each:
+            rows = torch.arange(self.n).unsqueeze(1)
+            x, y = self.x[rows, batch], self.y[rows, batch]
+        else:
+            x, y = self.x[batch], self.y[batch]
+        if self.many:
+            each = self.stream is not None
+            return mean_losses(self.loss, self.model(x, each=each), y, each)
+        out = self.model(x)
+        return single(self.loss(out, fitted(self.loss, out, y)))
+
+    def _judge(self, losses: torch.Tensor, step: int, log: Log) -> None:
+        if not bool(losses.isfinite().all()):
+            lost = (~losses.isfinite()).nonzero().flatten().tolist()
+            self._stop([i for i in lost if i not in log.stopped], step, log, "a loss that is not finite")
+
+    def _stop(self, replicas: Sequence[int], step: int, log: Log, why: str) -> None:
+        """Let replicas stand still, and say so."""
+        if not replicas:
+            return
+        log.stopped.update(dict.fromkeys(replicas, step))
+        numbers = ", ".join(map(str, replicas))
+        what = f"replica {numbers} has {why} at step {step} and is stopped" if self.many else f"{why} at step {step}"
+        warnings.warn(f"{what}: lower lr", stacklevel=4)
+        if self.many and isinstance(self.opt, Optimizer):
+            self.opt.stop(replicas)
+
+
+def _check_parameters(model: torch.nn.Module, opt: torch.optim.Optimizer) -> None:
+    """Raise for the optimizer of another model; warn where nothing can move."""
+    own = {id(p) for p in model.parameters()}
+    moved = [p for group in opt.param_groups for p in group["params"] if id(p) in own]
+    if not moved:
+        raise ValueError(
+            "the optimizer moves no parameter of this model: make it from this one, e.g. tether.methods.sgd(model), "
+            "and after model.to(...), which may replace the parameters"
+        )
+    if not any(p.requires_grad for p in moved):
+        warnings.warn(
+            "every parameter is frozen, so nothing will move: call model.requires_grad_(True) before the optimizer "
+            "is made",
+            stacklevel=4,
+        )
+
+
+def _hooked(model: torch.nn.Module) -> bool:
+    """Does anybody want to see gradients or layers pass by, as compiled gradients do not let them?"""
+    if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in model.parameters()):
+        return True
+    if any(getattr(module_hooks, f"_global{name}", None) for name in HOOKS):
+        return True
+    return any(getattr(module, name, None) for module in model.modules() for name in HOOKS)
+
+
+def _watched(opt: Optimizer) -> bool:
+    """Is `step` more than ours: a subclass's, a scheduler's, or one with hooks?"""
+    if inspect.unwrap(type(opt).step) is not inspect.unwrap(Optimizer.step) or "step" in vars(opt):
+        return True
+    everybody = (step_hooks._global_optimizer_pre_hooks, step_hooks._global_optimizer_post_hooks)
+    return any((*everybody, opt._optimizer_step_pre_hooks, opt._optimizer_step_post_hooks))
