@@ -88,7 +88,9 @@ def _word(kind: Any) -> str:
 
 def _plain(name: Any) -> bool:
     """Is this the name of a file, and no path that leads elsewhere?"""
-    return isinstance(name, str) and name.isprintable() and not name.startswith(".") and not set(name) & set("/\\:")
+    if not isinstance(name, str) or not name or name.startswith("."):
+        return False
+    return name.isprintable() and not set(name) & set("/\\:")
 
 
 def _is_picture(path: Path, name: Any) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -154,10 +154,10 @@ def _in_processes(jobs: Sequence[Job], at_once: int, bars: Any) -> dict[str, str
                 running[news] = job.name, process
                 process.start()
                 theirs.close()  # the pipe ends with the child then
-            for ready in wait(list(running)):
+            for ready in cast("list[Any]", wait(list(running))):
                 name, process = running[ready]
                 try:
-                    told = ready.recv()  # type: ignore[union-attr]
+                    told = ready.recv()
                 except (EOFError, OSError):
                     process.join()
                     told = (-1, -1, f"{FAILED}its process ended with {process.exitcode}")
