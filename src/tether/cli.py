@@ -21,7 +21,7 @@ OUT = Path("out/studies")
 CODES = """exit codes:
   0    all that was asked for ran to its end
   1    something failed or did not run: data or a package missing, a folder in use, a full disk
-  2    the command was wrong; nothing was begun
+  2    the command was wrong, or there is nothing to report; no study was begun
   130  interrupted (Ctrl-C); the same command goes on
   143  terminated (SIGTERM); the same command goes on"""
 
@@ -104,15 +104,17 @@ def _terminable() -> Iterator[None]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from tether.report import results
+    from tether.report import results, scale_of
     from tether.studies import studies
 
-    found = {(one["name"], one["scale"]): one for one in results(options.out)}
+    found = {one["name"]: one for one in results(options.out)}
     width = max(len(name) for name in studies())
     for name, study in studies().items():
-        done = found.get((name, "full")) or found.get((name, "default")) or found.get((name, "quick"))
-        verdicts = ", ".join(_printable(claim["verdict"]) for claim in done["claims"]) if done else ""
-        print(f"{name:<{width}}  {study.title} ({study.source})" + (f"  [{done['scale']}: {verdicts}]" if done else ""))
+        done, verdicts = found.get(name), ""
+        if done:
+            said = ", ".join(claim["verdict"] for claim in done["claims"])
+            verdicts = f"  [{scale_of(done)}: {_printable(said)}]"
+        print(f"{name:<{width}}  {study.title} ({study.source}){verdicts}")
     return 0
 
 

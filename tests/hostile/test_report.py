@@ -150,6 +150,8 @@ def test_publishing_does_not_follow_links(lay, tmp_path):
         record(tables=[{"head": ["a"], "rows": [1], "caption": ""}]),
         record(figures="p.png"),
         record(notes=None),
+        record(seconds=10**400),
+        record(title="half of a character: \ud800"),
     ],
     ids=lambda content: str(content)[:20] if isinstance(content, str) else None,
 )
@@ -189,6 +191,8 @@ def test_a_changed_config_is_not_published_as_the_study(lay, tmp_path, capsys):
     assert "tether run one --set steps=3 &#x27;sizes=(0.1, 0.2)&#x27;" in page
     publish(found, tmp_path / "docs")
     assert not (tmp_path / "docs/one.json").exists()
+    assert "did not publish one: its config was changed (steps, sizes)" in capsys.readouterr().err
+    assert "default, changed scale" in page
     lay(record(title="quick, but its own", scale="quick"), scale="quick")
     assert [one["title"] for one in results(out)] == ["quick, but its own"]
 

@@ -178,26 +178,40 @@ def free(path, within):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_run_that_is_ended_leaves_no_worker_and_no_lock(tmp_path, number, code, jobs):
-    metrics = "sleepy/default/environment.json"
-    process = begun(tmp_path, ["sleepy", "--jobs", jobs], [metrics])
-    time.sleep(0.2)
+    process = begun(tmp_path, ["sleepy", "--jobs", jobs], ["sleepy/default/environment.json"])
+    time.sleep(0.2)  # the workers begin
     os.kill(process.pid, number)
     process.join(10)
     assert process.exitcode == code
     assert free(tmp_path / "sleepy/default/lock", within=2.0 if number == signal.SIGKILL else 0.0)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_studies_at_once_end_with_the_command(tmp_path, number, code, monkeypatch):
-    monkeypatch.undo()  # studies at once are processes that know the real ones
-    names = ["fig-1.9", "fig-3.13"]
-    begin = [f"{name}/default/environment.json" for name in names]
-    process = begun(tmp_path, [*names, "--jobs", "2"], begin)
-    os.kill(process.pid, number)
+def test_studies_at_once_end_with_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: FORK)  # which knows the studies of this file
+    process = begun(tmp_path, ["sleepy", "count", "--jobs", "2"], ["sleepy/default/environment.json"])
+    os.kill(process.pid, signal.SIGTERM)
     process.join(10)
-    assert process.exitcode == code
+    assert process.exitcode == 143
+    assert free(tmp_path / "sleepy/default/lock", within=0.0)
+
+
+def test_studies_at_once_end_with_the_command_that_is_killed(tmp_path, monkeypatch):
+    monkeypatch.undo()  # processes made anew know the real studies
+    names = ["fig-1.9", "fig-3.13"]
+    process = begun(tmp_path, [*names, "--jobs", "2"], [f"{name}/default/environment.json" for name in names])
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(10)
     for name in names:
-        assert free(tmp_path / name / "default/lock", within=2.0 if number == signal.SIGKILL else 0.0), name
+        assert free(tmp_path / name / "default/lock", within=2.0), name
+
+
+def test_a_study_whose_process_is_killed_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: FORK)
+    killed = Study("killed", "", "", Config, lambda config, lab: os.kill(os.getpid(), signal.SIGKILL), judged)
+    monkeypatch.setattr(tether.studies, "studies", lambda: {"killed": killed, "count": COUNT})
+    assert main(["run", "all", "--jobs", "2", "--out", str(tmp_path)]) == 1
+    assert "killed: failed: its process ended with -9" in capsys.readouterr().err
+    assert (tmp_path / "count/default/result.json").exists()
 
 
 def test_a_folder_in_use_is_an_error(out, capsys):

@@ -10,7 +10,7 @@ from html import escape as escape_text
 from pathlib import Path
 from typing import Any
 
-from tether.report.results import Result
+from tether.report.results import Result, scale_of
 from tether.studies.study import HELD, NOT_HELD, UNDECIDED
 
 __all__ = ["html"]
@@ -62,7 +62,7 @@ def _claim_row(result: Result, claim: dict[str, Any]) -> str:
         ("published", escape(claim["published"])),
         ("measured", escape(claim["measured"])),
         ("verdict", _badge(claim["verdict"], result["scale"])),
-        ("scale", escape(result["scale"])),
+        ("scale", escape(scale_of(result))),
         ("time", _time(result["seconds"])),
     )
     return "<tr>" + "".join(f'<td data-label="{label}">{cell}' for label, cell in cells)
@@ -97,7 +97,7 @@ def _page(result: Result) -> str:
     return f"""<section class=page id="{escape(result["name"])}">
 <p class=small><a href="#">all studies</a></p>
 <h2>{escape(result["name"])}: {escape(result["title"])}</h2>
-<p class=small>{escape(result["source"])}; {escape(result["scale"])} scale, {escape(result["date"][:10])},
+<p class=small>{escape(result["source"])}; {escape(scale_of(result))} scale, {escape(result["date"][:10])},
 {_time(result["seconds"])}</p>
 <ul class=verdicts>{claims}</ul>
 {figures}

@@ -10,7 +10,7 @@ from tether.report.tables import decisive, every_claim
 from tether.studies import studies
 from tether.studies.files import note, whole, write_text
 
-__all__ = ["publish", "results"]
+__all__ = ["publish", "results", "scale_of"]
 
 Result = dict[str, Any]
 SCALES = ("quick", "default", "full")
@@ -38,7 +38,7 @@ def results(out: Path) -> list[Result]:
     for path in sorted(out.glob("*/*/result.json")) + sorted(out.glob("*.json")):
         try:
             found = _read(path)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, OverflowError, RecursionError) as error:
             note(f"left out {path}: {error}")
             continue
         held = best.get(found["name"])
@@ -48,6 +48,11 @@ def results(out: Path) -> list[Result]:
     return sorted(best.values(), key=lambda found: order.get(found["name"], len(order)))
 
 
+def scale_of(found: Result) -> str:
+    """The scale of a result, and whether its config was changed."""
+    return f"{found['scale']}, changed" if found["changes"] else str(found["scale"])
+
+
 def _rank(found: Result) -> tuple[Any, ...]:
     return not found["changes"], SCALES.index(found["scale"]), -found["seed"], found["date"]
 
@@ -55,7 +60,9 @@ def _rank(found: Result) -> tuple[Any, ...]:
 def _read(path: Path) -> Result:
     """A result as the runner wrote it; ValueError names what is not as it should be."""
     found = json.loads(path.read_text(encoding="utf-8"))
+    json.dumps(found, ensure_ascii=False).encode()  # half of a character can be read, but not written
     _check("the result", found, RESULT)
+    found["seconds"] = float(found["seconds"])
     for claim in found["claims"]:
         _check("a claim", claim, CLAIM)
     for table in found["tables"]:
@@ -111,6 +118,9 @@ def publish(found: list[Result], folder: Path) -> None:
     if readme.exists() and not readme.read_bytes().startswith(HEAD.partition("\n")[0].encode()):
         raise ValueError(f"{readme} is not made by `tether report`: choose another folder, --publish docs/results")
     folder.mkdir(parents=True, exist_ok=True)
+    for result in found:
+        if result["changes"]:
+            note(f"did not publish {result['name']}: its config was changed ({', '.join(result['changes'])})")
     for result in decisive(found):
         pictures = []
         for picture in result["figures"]:
