@@ -152,8 +152,13 @@ def test_publish_does_not_overwrite_a_readme_that_is_not_its_own(out, capsys):
 
 
 def begun(out, arguments, wait_for):
-    """The command in a process of its own, as soon as this file is there."""
-    process = FORK.Process(target=lambda: os._exit(main(["run", *arguments, "--out", str(out)])))
+    """The command in a process of its own, as soon as these files are there; it ends with 99 if it leaves a worker."""
+
+    def command():
+        code = main(["run", *arguments, "--out", str(out)])
+        os._exit(99 if multiprocessing.active_children() else code)
+
+    process = FORK.Process(target=command)
     process.start()
     deadline = time.time() + 60
     while not all((out / path).exists() for path in wait_for) and time.time() < deadline:
@@ -303,6 +308,19 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_set_aside(tmp_path, capsys)
     assert (tmp_path / "pieces/one.checkpoint.damaged").read_bytes() == b"damaged"
 
 
+def test_a_checkpoint_that_was_not_the_fault_is_put_back(tmp_path):
+    def work():
+        raise RuntimeError("a fault of the study")
+
+    lab = Lab(COUNT, Config(), tmp_path, 0)
+    lab.open()
+    lab.checkpoint("one").write_bytes(b"hours of work")
+    with pytest.raises(RuntimeError, match="a fault of the study"):
+        lab.pieces({"one": work})
+    lab.close()
+    assert lab.checkpoint("one").read_bytes() == b"hours of work"
+
+
 def test_a_failure_without_a_checkpoint_or_after_a_new_one_is_a_failure(tmp_path):
     def work():
         calls.append(1)
@@ -393,6 +411,12 @@ def test_without_matplotlib_a_study_that_draws_does_not_begin(tmp_path, monkeypa
     assert "pip install 'tether[studies]'" in said
     assert not (tmp_path / "drawn").exists()
     assert (tmp_path / "count/default/result.json").exists()  # it draws nothing
+
+
+def test_pictures_need_no_screen(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "TkAgg")  # as on a desktop, but run from afar
+    assert main(["run", "drawn", "--out", str(tmp_path)]) == 0
+    assert os.environ["MPLBACKEND"] == "Agg"
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
