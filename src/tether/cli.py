@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,17 +18,57 @@ from typing import Any
 __all__ = ["main"]
 
 OUT = Path("out/studies")
+CODES = """exit codes:
+  0    all that was asked for ran to its end
+  1    something failed or did not run: data or a package missing, a folder in use, a full disk
+  2    the command was wrong, or there is nothing to report; no study was begun
+  130  interrupted (Ctrl-C); the same command goes on
+  143  terminated (SIGTERM); the same command goes on"""
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="tether", description="The papers' experiments, by one command each.")
+    options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure") and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # not every terminal knows Greek
+    try:
+        with _terminable():
+            code = {"list": _list, "run": _run, "report": _report}[options.command](options)
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:  # whoever read our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except (KeyError, ValueError, OSError) as error:
+        print(f"tether: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+        return 1 if isinstance(error, OSError) else 2
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return 130
+    except Terminated:
+        print("terminated: the same command goes on from here", file=sys.stderr)
+        return 143
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tether",
+        description="The papers' experiments, by one command each.",
+        epilog=CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="a line for each study")
     running = commands.add_parser("run", help="run studies, or go on with those that were interrupted")
     reporting = commands.add_parser("report", help="all that was run, as one HTML file")
     for command in (listing, running, reporting):
         command.add_argument("--out", type=Path, default=OUT, help=f"where runs are kept (default {OUT})")
+    running.epilog, running.formatter_class = CODES, argparse.RawDescriptionHelpFormatter
     running.add_argument("names", nargs="+", metavar="NAME", help="studies, or 'all'")
     scale = running.add_mutually_exclusive_group()
     scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="seconds, decides nothing")
@@ -33,85 +76,107 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running.add_argument("--seed", type=int, default=0)
     running.add_argument("--jobs", type=int, default=1, help="how many studies, or pieces of a single study, at once")
     running.add_argument("--data", type=Path, help="the folder of the data sets (default: TETHER_DATA)")
-    running.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="fields of the study's config")
+    running.add_argument(
+        *("--set",), nargs="+", action="extend", default=[], metavar="FIELD=VALUE",
+        help="fields of the study's config; such a run has a folder of its own",
+    )  # fmt: skip
     reporting.add_argument("--html", type=Path, help="the file to write (default OUT/report.html)")
     reporting.add_argument("--publish", type=Path, metavar="FOLDER", help="copy results and pictures there, small")
     reporting.add_argument("--readme", type=Path, metavar="FILE", help="bring the table 'what holds' in it up to date")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: workers are ended, locks released, drafts removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals belong to the main thread
+        return
+
+    def terminate(*_: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
-        return {"list": _list, "run": _run, "report": _report}[options.command](options)
-    except (KeyError, ValueError, FileNotFoundError) as error:
-        print(f"tether: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        return 130
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _list(options: argparse.Namespace) -> int:
-    from tether.report import results
+    from tether.report import results, scale_of
     from tether.studies import studies
 
-    found = {(one["name"], one["scale"]): one for one in results(options.out)}
+    found = {one["name"]: one for one in results(options.out)}
     width = max(len(name) for name in studies())
     for name, study in studies().items():
-        done = found.get((name, "full")) or found.get((name, "default")) or found.get((name, "quick"))
-        verdicts = ", ".join(claim["verdict"] for claim in done["claims"]) if done else ""
-        print(f"{name:<{width}}  {study.title} ({study.source})" + (f"  [{done['scale']}: {verdicts}]" if done else ""))
+        done, verdicts = found.get(name), ""
+        if done:
+            said = ", ".join(claim["verdict"] for claim in done["claims"])
+            verdicts = f"  [{scale_of(done)}: {_printable(said)}]"
+        print(f"{name:<{width}}  {study.title} ({study.source}){verdicts}")
     return 0
+
+
+def _printable(text: str) -> str:
+    """Without characters that command a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _run(options: argparse.Namespace) -> int:
     from tether.studies import find, studies
-    from tether.studies.runner import Job, run_all
+    from tether.studies.files import note
+    from tether.studies.runner import Job, ran, run_all
 
     if options.jobs < 1:
         raise ValueError(f"--jobs {options.jobs} must be 1 or more")
     if options.data is not None:
         os.environ["TETHER_DATA"] = str(options.data)
-    names = list(studies()) if "all" in options.names else options.names
-    changes = {}
-    for text in options.set:
-        key, _, value = text.partition("=")
-        for name in names:
-            _known(find(name), key)
-        changes[key] = _value(value)
-    jobs = [Job(find(name).name, options.scale or "default", options.out, options.seed, changes) for name in names]
+    os.environ["MPLBACKEND"] = "Agg"  # pictures go to files: a screen that is missing must not end a run
+    names = list(studies()) if "all" in options.names else list(dict.fromkeys(options.names))
+    scale, jobs = options.scale or "default", []
+    for study in map(find, names):
+        changes = dict(_change(study, text) for text in options.set)
+        try:
+            study.at(scale, **changes)
+        except TypeError as error:
+            raise ValueError(f"--set: {error}") from None
+        jobs.append(Job(study.name, scale, options.out, options.seed, changes))
     outcomes = run_all(jobs, options.jobs)
     for name, outcome in outcomes.items():
-        if outcome.startswith("not run"):
-            print(f"{name}: {outcome}", file=sys.stderr)
-    return 1 if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
+        if not ran(outcome):
+            note(f"{name}: {outcome}")
+    return 0 if all(map(ran, outcomes.values())) else 1
 
 
-def _known(study: Any, key: str) -> None:
-    known = [field.name for field in fields(study.config)]
+def _change(study: Any, text: str) -> tuple[str, Any]:
+    """A field and its value; text stays text where the field holds text."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set {text!r} must be FIELD=VALUE, for example --set {text}=1")
+    known = {field.name: field for field in fields(study.config)}
     if key not in known:
         near = get_close_matches(key, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
         raise ValueError(f"--set: {study.name} has no field {key!r}: {hint}")
-
-
-def _value(text: str) -> Any:
     try:
-        return ast.literal_eval(text)
+        meant = ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        return text
+        return key, value
+    return key, value if isinstance(known[key].default, str) and not isinstance(meant, str) else meant
 
 
 def _report(options: argparse.Namespace) -> int:
-    from tether.report import every_claim, html, publish, results, update_readme
+    from tether.report import html, publish, results, update_readme
 
     found = results(options.out)
     if not found:
-        raise FileNotFoundError(f"nothing has been run in {options.out}: `tether run NAME` first")
+        raise ValueError(f"nothing has been run in {options.out}: `tether run NAME` first")
     path = options.html or options.out / "report.html"
-    path.write_text(html(found))
+    path.write_text(html(found), encoding="utf-8")
     print(path)
     if options.publish:
         publish(found, options.publish)
-        head = "# What the studies found\n\nMade by `tether report --publish`; each study has its file here.\n\n"
-        (options.publish / "README.md").write_text(f"{head}{every_claim(found)}\n")
         print(options.publish)
     if options.readme:
         update_readme(found, options.readme)

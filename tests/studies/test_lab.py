@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -116,16 +116,18 @@ def test_pieces_depend_on_their_name_and_the_seed_alone(tmp_path):
     assert not np.array_equal(found["a"]["throw 1"]["numbers"], found["c"]["throw 1"]["numbers"])
 
 
-def test_another_config_starts_anew_and_two_processes_do_not_share_a_folder(tmp_path):
-    lab = Lab(DICE, Config(), tmp_path, 0)
+def test_another_config_has_another_folder_and_two_processes_do_not_share_one(tmp_path):
+    lab = Lab(DICE, Config(), tmp_path / "run", 0)
     lab.open()
     dice(lab.config, lab)
     with pytest.raises(Busy, match="dice is being run by another process"):
-        Lab(DICE, Config(), tmp_path, 0).open()
+        Lab(DICE, Config(), tmp_path / "run", 0).open()
     lab.close()
-    other = Lab(DICE, Config(size=2), tmp_path, 0)
+    other = Lab(DICE, Config(size=2), tmp_path / "run", 0)
     other.open()
-    assert not pieces(tmp_path)
+    assert other.folder.parent == tmp_path
+    assert len(pieces(tmp_path / "run")) == 3
+    assert not pieces(other.folder)
     assert dice(other.config, other)["throw 0"]["numbers"].shape == (2,)
     other.close()
 
@@ -145,7 +147,8 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
         return subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     killed = start(tmp_path / "killed")
-    folder = tmp_path / "killed" / "fig-1.9" / "quick"
+    job = Job("fig-1.9", "quick", tmp_path / "killed", changes={"points": 40, "steps": 60})
+    folder = folder_of(job)
     deadline = time.time() + 120
     while not list(folder.glob("pieces/*.npz")) and killed.poll() is None and time.time() < deadline:
         time.sleep(0.005)
@@ -155,7 +158,7 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     assert 1 <= len(pieces(folder)) < 4
     assert start(tmp_path / "killed").wait() == 0
     assert start(tmp_path / "whole").wait() == 0
-    whole = tmp_path / "whole" / "fig-1.9" / "quick"
+    whole = folder_of(replace(job, out=tmp_path / "whole"))
     assert pieces(folder) == pieces(whole)
     a, b = (json.loads((path / "result.json").read_text()) for path in (folder, whole))
     assert a["claims"] == b["claims"]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import math
-import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import torch
 
-__all__ = ["cifar10", "fashion_mnist", "folder", "mnist"]
+from tether.data.files import folder, present, unpacked
 
-KINDS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+__all__ = ["cifar10", "fashion_mnist", "mnist"]
+
+BYTES = 0x08  # the code of bytes in an IDX file
 
 
 def mnist(train: bool = True, root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,44 +47,39 @@ def cifar10(train: bool = True, root: str | Path | None = None) -> tuple[torch.T
     return torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32)), torch.from_numpy(rows[:, 0].astype(np.int64))
 
 
-def folder(name: str, root: str | Path | None = None) -> Path:
-    """Where a data set lies, or an error that says how to say so."""
-    base = root if root is not None else os.environ.get("TETHER_DATA")
-    if base is None:
-        raise FileNotFoundError(f"where is {name!r}? Set TETHER_DATA to the folder that holds it, or pass root=...")
-    path = Path(base) / name
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} does not exist: put the files of {name!r} there, in their original format")
-    return path
-
-
 def _pair(name: str, train: bool, root: str | Path | None) -> tuple[torch.Tensor, torch.Tensor]:
     path, part = folder(name, root), "train" if train else "t10k"
-    images, labels = _idx(path / f"{part}-images-idx3-ubyte.gz"), _idx(path / f"{part}-labels-idx1-ubyte.gz")
+    images = _idx(pictures := present(path / f"{part}-images-idx3-ubyte"), 3)
+    labels = _idx(classes := present(path / f"{part}-labels-idx1-ubyte"), 1)
+    if len(images) != len(labels):
+        raise ValueError(f"{pictures} holds {len(images)} images and {classes} {len(labels)} labels: get both again")
     return images, labels.long()
 
 
 def _batch(path: Path) -> np.ndarray:
     """Rows of 3073 bytes: the label, then the red, green and blue planes, row by row."""
-    content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    if not content or len(content) % 3073:
+    content = unpacked(path)
+    if len(content) % 3073:
         raise ValueError(f"{path} is no batch of CIFAR-10: {len(content)} bytes are no whole number of rows of 3073")
-    return np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
+    if rows[:, 0].max() > 9:
+        i = int(rows[:, 0].argmax())
+        raise ValueError(f"{path} is no batch of CIFAR-10: row {i + 1} has the label {rows[i, 0]}, not 0 to 9")
+    return rows
 
 
-def _idx(path: Path) -> torch.Tensor:
-    """A file in the IDX format: two zeros, the kind of number, how many axes, their lengths, the numbers."""
-    if not path.exists() and path.with_suffix("").exists():
-        content = path.with_suffix("").read_bytes()
-    elif path.exists():
-        content = gzip.decompress(path.read_bytes())
-    else:
-        raise FileNotFoundError(f"{path} is missing, and so is the same without .gz")
-    zeros, kind, axes = struct.unpack(">HBB", content[:4])
-    if zeros or kind not in KINDS:
-        raise ValueError(f"{path} is no IDX file: it begins with {content[:4]!r}")
-    shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
-    numbers = np.frombuffer(content, dtype=KINDS[kind], offset=4 + 4 * axes)
-    if len(numbers) != math.prod(shape):
-        raise ValueError(f"{path} holds {len(numbers)} numbers where its header promises {shape}")
-    return torch.from_numpy(numbers.reshape(shape).astype(numbers.dtype.newbyteorder("=")))
+def _idx(path: Path, axes: int) -> torch.Tensor:
+    """A file of bytes in the IDX format: two zeros, the kind of number, how many axes, their lengths, the numbers."""
+    content = unpacked(path)
+    if content[:2] != b"\0\0" or len(content) < 4 or len(content) < 4 + 4 * content[3]:
+        raise ValueError(f"{path} is no IDX file: it begins with {content[:4]!r} and has {len(content)} bytes")
+    kind, start = content[2], 4 + 4 * content[3]
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
+    if kind != BYTES:
+        raise ValueError(f"{path} holds numbers of kind {kind:#04x}, where this set has bytes, {BYTES:#04x}")
+    if len(shape) != axes:
+        many = "1 axis" if axes == 1 else f"{axes} axes"
+        raise ValueError(f"{path} holds numbers of shape {shape}, where this set has {many}: are two files exchanged?")
+    if len(content) - start != math.prod(shape):
+        raise ValueError(f"{path} holds {len(content) - start} numbers where its header promises {shape}")
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy())

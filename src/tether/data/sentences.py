@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import torch
 
-from tether.data.images import folder
+from tether.data.files import folder, lines, present
 
 __all__ = ["sst2"]
 
@@ -23,19 +22,17 @@ def sst2(split: str = "train", root: str | Path | None = None) -> tuple[list[str
     """
     if split not in COLUMNS:
         raise ValueError(f"split={split!r} must be one of {', '.join(map(repr, COLUMNS))}")
-    path = folder("sst2", root) / f"{split}.tsv.gz"
-    if path.exists():
-        content = gzip.decompress(path.read_bytes()).decode()
-    elif path.with_suffix("").exists():
-        content = path.with_suffix("").read_text(encoding="utf-8")
-    else:
-        raise FileNotFoundError(
-            f"{path} is missing, and so is the same without .gz: put those of GLUE's SST-2 there (gluebenchmark.com)"
-        )
-    head, *rows = content.rstrip("\n").split("\n")
+    path = present(folder("sst2", root) / f"{split}.tsv", "put those of GLUE's SST-2 there (gluebenchmark.com)")
+    head, *rows = lines(path)
     if head != COLUMNS[split]:
         raise ValueError(f"{path} is no file of SST-2: it begins with {head[:60]!r}, not with {COLUMNS[split]!r}")
-    fields = [row.split("\t") for row in rows]  # on tabs alone: quotation marks are characters like others
-    if split == "test":
-        return [sentence for _, sentence in fields], torch.full((len(fields),), -1)
-    return [sentence for sentence, _ in fields], torch.tensor([int(label) for _, label in fields])
+    if not rows:
+        raise ValueError(f"{path} holds no rows: get it again")
+    sentences, labels = [], []
+    for i, row in enumerate(rows, 1):
+        fields = row.split("\t")  # on tabs alone: quotation marks are characters like others
+        if len(fields) != 2 or (split != "test" and fields[1] not in ("0", "1")):
+            raise ValueError(f"{path}, row {i}: {row[:60]!r} is not {COLUMNS[split]!r}")
+        sentences.append(fields[1] if split == "test" else fields[0])
+        labels.append(-1 if split == "test" else int(fields[1]))
+    return sentences, torch.tensor(labels)

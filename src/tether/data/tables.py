@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import torch
 
-from tether.data.images import folder
+from tether.data.files import folder, lines, present
 
 __all__ = ["krkopt", "poker_hand"]
 
@@ -16,6 +15,8 @@ DEPTHS = (
     *("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
 )
 FILES = {letter: number for number, letter in enumerate("abcdefgh", 1)}
+RANKS = {str(number): number for number in range(1, 9)}
+HAND = (*[(1, 4), (1, 13)] * 5, (0, 9))  # the least and the largest of each field
 
 
 def krkopt(root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +32,7 @@ def krkopt(root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     positions, depths = [], []
     for i, (*squares, depth) in enumerate(rows, 1):
         try:
-            files, ranks = [FILES[letter] for letter in squares[::2]], [int(number) for number in squares[1::2]]
+            files, ranks = [FILES[letter] for letter in squares[::2]], [RANKS[number] for number in squares[1::2]]
             positions.append([number for square in zip(files, ranks, strict=True) for number in square])
             depths.append(DEPTHS.index(depth))
         except (KeyError, ValueError):
@@ -50,24 +51,25 @@ def poker_hand(root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tens
         root: the folder that holds ``poker-hand/``; without it the environment variable ``TETHER_DATA``.
     """
     path, rows = _rows("poker-hand", "poker-hand-training-true.data", 11, root)
-    try:
-        numbers = torch.tensor([[int(number) for number in row] for row in rows])
-    except ValueError as error:
-        raise ValueError(f"{path} holds something that is no whole number: {error}") from None
+    hands = []
+    for i, row in enumerate(rows, 1):
+        try:
+            hands.append([int(number) for number in row])
+            valid = all(least <= x <= largest for x, (least, largest) in zip(hands[-1], HAND, strict=True))
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError(f"{path}, row {i}: {','.join(row)!r} is no hand such as '1,10,1,11,1,13,1,12,1,1,9'")
+    numbers = torch.tensor(hands)
     return numbers[:, :-1], numbers[:, -1]
 
 
 def _rows(name: str, file: str, width: int, root: str | Path | None) -> tuple[Path, list[list[str]]]:
     """The fields of all rows, separated by commas; the file may be packed as ``.gz``."""
-    path = folder(name, root) / file
-    packed = path.with_name(f"{file}.gz")
-    if packed.exists():
-        path, content = packed, gzip.decompress(packed.read_bytes()).decode()
-    elif path.exists():
-        content = path.read_text()
-    else:
-        raise FileNotFoundError(f"{path} is missing, and so is {packed.name}: get it from archive.ics.uci.edu")
-    rows = [line.split(",") for line in content.splitlines() if line]
+    path = present(folder(name, root) / file, "get it from archive.ics.uci.edu")
+    rows = [line.split(",") for line in lines(path) if line]
+    if not rows:
+        raise ValueError(f"{path} holds no rows: get it again")
     for i, row in enumerate(rows, 1):
         if len(row) != width:
             raise ValueError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-from tether.data.images import folder
+from tether.data.files import folder, lines, present
 
 __all__ = ["ptb", "wikitext2"]
 
@@ -47,7 +46,9 @@ def _numbers(
     if words is not None and (not isinstance(words, int) or words < 1):
         raise ValueError(f"words={words!r} must be a number of words to keep, 1 or more, or None for all")
     path = folder(name, root)
-    vocabulary = list(_vocabulary(path / files.format("train")))
+    text, other = (present(path / files.format(part)) for part in ("train", split))
+    written = text.stat()
+    vocabulary = list(_vocabulary(text, written.st_mtime_ns, written.st_size))
     if UNKNOWN not in vocabulary:
         vocabulary.append(UNKNOWN)
     if words is not None:
@@ -55,22 +56,20 @@ def _numbers(
         vocabulary = kept if UNKNOWN in kept else [*kept[:-1], UNKNOWN]
     number = {word: i for i, word in enumerate(vocabulary)}
     unknown = number[UNKNOWN]
-    return torch.tensor([number.get(word, unknown) for word in _words(path / files.format(split))]), vocabulary
+    return torch.tensor([number.get(word, unknown) for word in _words(other)]), vocabulary
 
 
 @lru_cache
-def _vocabulary(path: Path) -> tuple[str, ...]:
-    """All words, the most common first, those as common as each other in the order of the text."""
+def _vocabulary(path: Path, changed: int, size: int) -> tuple[str, ...]:
+    """All words, the most common first, those as common as each other in the order of the text.
+
+    A file that has changed since is read again.
+    """
     return tuple(word for word, _ in Counter(_words(path)).most_common())
 
 
 def _words(path: Path) -> list[str]:
-    packed = path.with_name(path.name + ".gz")
-    if packed.exists():
-        content = gzip.decompress(packed.read_bytes()).decode()
-    elif path.exists():
-        content = path.read_text(encoding="utf-8")
-    else:
-        raise FileNotFoundError(f"{path} is missing, and so is the same with .gz")
-    lines = content.removesuffix("\n").split("\n")
-    return [word for line in lines for word in (*line.split(), END)]
+    words = [word for line in lines(path) for word in (*line.split(), END)]
+    if set(words) <= {END}:
+        raise ValueError(f"{path} holds no words: get it again")
+    return words

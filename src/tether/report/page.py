@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from collections import Counter
-from html import escape
+from html import escape as escape_text
 from pathlib import Path
 from typing import Any
 
-from tether.report.results import Result
+from tether.report.results import Result, scale_of
+from tether.studies.study import HELD, NOT_HELD, UNDECIDED
 
 __all__ = ["html"]
 
-STYLE = (Path(__file__).parent / "style.css").read_text()
+KINDS = {HELD: "held", NOT_HELD: "not-held", UNDECIDED: "not-decided"}
+STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 
 
 def html(found: list[Result]) -> str:
@@ -42,7 +45,8 @@ def _front(found: list[Result]) -> str:
 <h1>The papers, reproduced</h1>
 <p>{len(found)} studies, {sum(len(result["claims"]) for result in found)} claims. {badges}</p>
 <p class=small>{escape(span)}; {hours:.1f} hours of computing on one thread each;
-{escape(where["processor"] or where["system"])}, python {where["python"]}, {escape(versions)}.</p>
+{escape(where.get("processor") or where.get("system", ""))}, python {escape(where.get("python", ""))},
+{escape(versions)}.</p>
 {warning if quick else ""}
 <table class=claims>
 <thead><tr><th>study<th>claim<th>published<th>measured<th>verdict<th>scale<th>time</thead>
@@ -58,14 +62,14 @@ def _claim_row(result: Result, claim: dict[str, Any]) -> str:
         ("published", escape(claim["published"])),
         ("measured", escape(claim["measured"])),
         ("verdict", _badge(claim["verdict"], result["scale"])),
-        ("scale", escape(result["scale"])),
+        ("scale", escape(scale_of(result))),
         ("time", _time(result["seconds"])),
     )
     return "<tr>" + "".join(f'<td data-label="{label}">{cell}' for label, cell in cells)
 
 
 def _badge(verdict: str, scale: str = "default") -> str:
-    kind = "quick" if scale == "quick" else verdict.replace(" ", "-")
+    kind = "quick" if scale == "quick" else KINDS.get(verdict, "other")
     return f'<span class="badge {kind}">{escape(verdict)}</span>'
 
 
@@ -86,28 +90,40 @@ def _page(result: Result) -> str:
     )
     flag = {"quick": " --quick", "full": " --full"}.get(result["scale"], "")
     seed = f" --seed {result['seed']}" if result["seed"] else ""
+    changes = [shlex.quote(f"{key}={_setting(value)}") for key, value in result["changes"].items()]
+    command = f"tether run {result['name']}{flag}{seed}{' --set ' if changes else ''}{' '.join(changes)}"
     config = json.dumps(result["config"], indent=1, ensure_ascii=False)
     commit = result["environment"].get("commit") or "not from a repository"
     return f"""<section class=page id="{escape(result["name"])}">
 <p class=small><a href="#">all studies</a></p>
 <h2>{escape(result["name"])}: {escape(result["title"])}</h2>
-<p class=small>{escape(result["source"])}; {escape(result["scale"])} scale, {escape(result["date"][:10])},
+<p class=small>{escape(result["source"])}; {escape(scale_of(result))} scale, {escape(result["date"][:10])},
 {_time(result["seconds"])}</p>
 <ul class=verdicts>{claims}</ul>
 {figures}
 {"".join(_table(table) for table in result["tables"])}
 {f"<p>{escape(result['notes'])}</p>" if result["notes"] else ""}
-<pre class=command>tether run {escape(result["name"])}{flag}{seed}</pre>
+<pre class=command>{escape(command)}</pre>
 <details><summary>config</summary><pre>{escape(config)}</pre>
-<p class=small>commit {escape(commit)}, seed {result["seed"]}</p></details>
+<p class=small>commit {escape(commit)}, seed {escape(result["seed"])}</p></details>
 </section>"""
 
 
 def _table(table: dict[str, Any]) -> str:
-    head = "".join(f"<th>{escape(str(cell))}" for cell in table["head"])
+    head = "".join(f"<th>{escape(cell)}" for cell in table["head"])
     rows = "".join("<tr>" + "".join(f"<td>{escape(_cell(cell))}" for cell in row) for row in table["rows"])
     caption = f"<caption>{escape(table['caption'])}</caption>" if table["caption"] else ""
     return f"<div class=wide><table>{caption}<thead><tr>{head}</thead><tbody>{rows}</tbody></table></div>"
+
+
+def escape(value: Any) -> str:
+    """Anything as text of HTML: nothing from a file is taken for markup."""
+    return escape_text(str(value))
+
+
+def _setting(value: Any) -> str:
+    """A value as `--set` takes it: a list of JSON is a tuple."""
+    return str(tuple(value) if isinstance(value, list) else value)
 
 
 def _cell(value: Any) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from tether.report.results import Result
+from tether.studies.files import write_text
 from tether.studies.study import HELD, NOT_HELD, UNDECIDED
 
 __all__ = ["every_claim", "methods_table", "update_readme", "what_holds"]
 
+TAG = re.compile(r"<(?=[a-zA-Z/!?])")  # where HTML would begin; "< 0.1" is less than
+Result = dict[str, Any]
 VERDICTS = (HELD, NOT_HELD, UNDECIDED)
 
 
@@ -35,8 +38,8 @@ def what_holds(found: list[Result]) -> str:
 
 
 def decisive(found: list[Result]) -> list[Result]:
-    """Without quick runs, which show that a program works and nothing else."""
-    return [result for result in found if result["scale"] != "quick"]
+    """Without quick runs, which show that a program works and nothing else, and without those of a changed config."""
+    return [result for result in found if result["scale"] != "quick" and not result["changes"]]
 
 
 def _bold(verdict: str) -> str:
@@ -44,7 +47,8 @@ def _bold(verdict: str) -> str:
 
 
 def _row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    """A row of Markdown. Text from a file stays in its cell, and is not taken for HTML."""
+    return "| " + " | ".join(TAG.sub("&lt;", " ".join(cell.split())).replace("|", "\\|") for cell in cells) + " |"
 
 
 def methods_table() -> str:
@@ -64,7 +68,7 @@ def methods_table() -> str:
 
 def update_readme(found: list[Result], path: Path) -> None:
     """Write both tables between their comments, ``<!-- what holds -->`` … ``<!-- end -->``; nothing else changes."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     for mark, table in (("what holds", what_holds(found)), ("methods", methods_table())):
         pattern = re.compile(rf"(<!-- {mark} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         found_at = pattern.search(text)
@@ -72,4 +76,4 @@ def update_readme(found: list[Result], path: Path) -> None:
             raise ValueError(f"{path} has no place for the table: write '<!-- {mark} -->' and '<!-- end -->' in it")
         before, after = text[: found_at.end(1)], text[found_at.start(2) :]
         text = before + table + after
-    path.write_text(text)
+    write_text(path.resolve(), text)  # a link stays one

@@ -51,6 +51,7 @@ class Config:
 
 def run(config: Config, lab: Lab) -> Results:
     """The images first; then networks that judge them at each target accuracy."""
+    labels_of_people(config)  # read now: a wrong file is better found out before the hours than after them
     images = torch.from_numpy(lab.pieces({"images": lambda: made(config)})["images"]["images"])
     work: dict[str, Any] = {"images": lambda: made(config)}
     for kind in KINDS:
@@ -62,6 +63,16 @@ def run(config: Config, lab: Lab) -> Results:
             seed = lab.named_seed(f"{kind}, group {group}")
             work[f"{kind}s, group {group + 1}"] = partial(judged, kind, 0, config.seeds, config, seed, images)
     return lab.pieces(work)
+
+
+def labels_of_people(config: Config) -> np.ndarray | None:
+    """The labels of people, if there is a file of them."""
+    if not config.people:
+        return None
+    try:
+        return np.loadtxt(config.people, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{config.people} must hold a row of numbers, with commas, for each person: {error}") from None
 
 
 @lru_cache(2)
@@ -159,8 +170,7 @@ def verdict(results: Results, names: list[str], k: int, config: Config) -> Verdi
         np.concatenate([one[key][:, k] for one in found])[reached] for key in ("probabilities", "labels", "accuracies")
     )
     truth = digits(False, config.test)[1][None].numpy()
-    people = np.loadtxt(config.people, delimiter=",", ndmin=2) if config.people else None
-    between = agreement(probabilities.argmax(-1), people, probabilities)
+    between = agreement(probabilities.argmax(-1), labels_of_people(config), probabilities)
     return Verdict(between, agreement(labels, truth), float(right.mean()))
 
 

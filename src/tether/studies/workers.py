@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-__all__ = ["in_workers"]
+__all__ = ["end", "end_with_parent", "in_workers"]
 
 
 def in_workers(names: Sequence[str], do: Callable[[str], None], workers: int, watch: Callable[[str], None]) -> None:
     """Let forked processes do the work of these names, in order; what one fails to do is left undone.
 
-    `watch` is called here with each name that is begun.
+    `watch` is called here with each name that is begun. However this call ends, no worker outlives it.
     """
     context = multiprocessing.get_context("fork")  # what is to be done need not be pickled
     taken = context.Value("i", 0)
-    parent = os.getpid()
 
     def work() -> None:
-        threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+        end_with_parent()
         while True:
             with taken.get_lock():
                 i = taken.value
@@ -30,24 +31,42 @@ def in_workers(names: Sequence[str], do: Callable[[str], None], workers: int, wa
                 return
             do(names[i])
 
-    processes = [context.Process(target=work, daemon=True) for _ in range(min(workers, len(names)))]
-    for process in processes:
-        process.start()
-    told = 0
-    while True:
-        going = any(process.is_alive() for process in processes)
-        for name in names[told : taken.value]:
-            watch(name)
-            told += 1
-        if not going:
-            break
-        time.sleep(0.05)
-    for process in processes:
+    processes: list[Any] = []
+    try:
+        for _ in range(min(workers, len(names))):
+            processes.append(context.Process(target=work, daemon=True))
+            processes[-1].start()
+        told, going = 0, True
+        while going:
+            going = any(process.is_alive() for process in processes)
+            for name in names[told : taken.value]:
+                watch(name)
+                told += 1
+            time.sleep(0.05 if going else 0)
+    finally:
+        end(processes)
+
+
+def end(processes: Iterable[Any]) -> None:
+    """End these processes if they still run, and wait until the system has released what they held."""
+    started = [process for process in processes if process.pid is not None]
+    for process in started:
+        process.terminate()
+    for process in started:
         process.join()
 
 
-def end_with(parent: int) -> None:
-    """End this process soon after its parent has been killed."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+def end_with_parent() -> None:
+    """Let this process end when its parent does, even if that is killed, so that no lock is held for nobody.
+
+    Ctrl-C reaches a whole group of processes: it is the parent's to answer.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent: Any = multiprocessing.parent_process()
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
