@@ -139,27 +139,30 @@ class Block:
 
     def run(self, program: Program, seed: int, step: int) -> None:
         """Carry out a program."""
-        suits = program.suits_kernel and self.kernel
-        if suits and all(x.is_contiguous() for x in self.params) and all(x.is_contiguous() for x in self.g):
-            self.run_by_kernel(program, seed, step)
-        else:
+        if not (program.suits_kernel and self.kernel and self.run_by_kernel(program, seed, step)):
             self.run_by_foreach(program, seed, step)
 
     def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
         layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
-        momenta = native.addresses([self.momenta[i] for i in which]) if self.momenta else None
+        momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
         return layout, momenta, [self.names[i] for i in which]
 
-    def run_by_kernel(self, program: Program, seed: int, step: int) -> None:
-        """All updates in one pass over memory."""
+    def run_by_kernel(self, program: Program, seed: int, step: int) -> bool:
+        """All updates in one pass over memory; False, and nothing done, where a tensor is not as the kernel needs it."""
         places = self.layout if self.complete else self.places(self.active)
         assert places is not None
         layout, p, names = places
+        params = self.pick(self.params)
+        given = len(self.g) == len(params)  # before the first kick some may have none, and none is read
+        θ = native.addresses(params, self.dtype, layout.whole)
+        g = native.addresses(self.g, self.dtype, layout.whole) if given else None
+        if θ is None or (given and g is None):
+            return False
         keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
-        θ, g = self.pick(self.params), native.addresses(self.g) if self.g else None
-        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=native.addresses(θ), p=p, g=g)
-        torch.autograd.graph.increment_version(θ)  # so that autograd knows they were written to
+        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g)
+        torch.autograd.graph.increment_version(params)  # so that autograd knows they were written to
+        return True
 
     def run_by_foreach(self, program: Program, seed: int, step: int) -> None:
         """All updates by fused calls of torch, put off where two can become one.

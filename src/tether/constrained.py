@@ -66,7 +66,7 @@ class Moving(Stack):
         if isinstance(self.kernel, native.Bounded):
             self.whole = self.kernel.times(self.rows)
         if isinstance(self.kernel, native.Stiefel):
-            self.out = torch.empty(whole, dtype=self.dtype)
+            self.out = torch.empty(whole, dtype=self.dtype, device=self.device)
             self.moved = None if self.p is None else self.like_gradients()
         self.versions = [param._version for param in params]
         self.g0: torch.Tensor | None = None
@@ -98,7 +98,7 @@ class Moving(Stack):
             self.grads = [g for g in (still(param.grad, resting) for param in self.moving) if g is not None]
             if not is_number(weight_decay, 0):
                 self.grads = decayed(self.grads, self.moving, weight_decay)
-        fast = self.every and all(x.is_contiguous() and x.dtype is self.dtype for x in (*self.moving, *self.grads))
+        fast = self.every and all(native.plain(x, self.dtype) for x in (*self.moving, *self.grads))
         self.fast = self.kernel if fast else None
         self.updates: list[tuple[native.Op, int]] = []
         self.force: torch.Tensor | None = None

@@ -76,7 +76,10 @@ def faulty_replicas(groups: Groups) -> list[int]:
 def finite(grads: list[torch.Tensor]) -> bool:
     """Are these gradients, alike in dtype and device, finite? A sum that is not may be mere overflow."""
     first = grads[0]
-    if native.serves(first.dtype, first.device) and all(grad.is_contiguous() for grad in grads):
-        return native.finite(first.dtype, native.integers([x.numel() for x in grads]), native.addresses(grads))
+    if native.serves(first.dtype, first.device):
+        sizes = native.integers([x.numel() for x in grads])
+        at = native.addresses(grads, first.dtype, sizes)
+        if at is not None:
+            return native.finite(first.dtype, sizes, at)
     sums = torch.stack([grad.sum(dtype=torch.float32) for grad in grads])
     return bool(sums.isfinite().all()) or all(bool(grad.isfinite().all()) for grad in grads)

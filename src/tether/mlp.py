@@ -86,10 +86,19 @@ class Perceptrons:
                 slopes.append(0.0)
             elif stage.kind == "elementwise":
                 kinds[-1] = ACTIVATIONS[type(stage.module)]
-                slopes[-1] = getattr(stage.module, "negative_slope", 0.0)
+                slopes[-1] = _slope(stage.module)
         widths = [self.weights[0].shape[2], *(w.shape[1] for w in self.weights)]
         self.widths, self.kinds, self.slopes = array("q", widths), array("q", kinds), array("d", slopes)
-        self.points = [x.shape[1] if x.dim() == 3 else 0, y.shape[1] if y.dim() == 3 - (loss == 2) else 0]
+        each, points = x.dim() == 3, x.shape[-2]
+        self.points = [points, points if each else 0, points if each else 0]  # and from one replica's to the next's
+        native.where("data", [x], x.dtype, x.numel())
+        native.where("targets", [y], y.dtype, y.numel())
+        self.shapes = [x.shape for x in self.tensors()]
+        self.room = sum(self.widths) + 2 * max(self.widths)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Weights, then the biases that there are."""
+        return [*self.weights, *(b for b in self.biases if b is not None)]
 
     @staticmethod
     def make(ens: Any, x: torch.Tensor, y: torch.Tensor, loss: Loss, each: bool) -> Perceptrons | None:
@@ -100,7 +109,8 @@ class Perceptrons:
         while stages and stages[0].kind == "flatten":
             x, stages = x.flatten(1 + each), stages[1:]
         known = all(
-            stage.kind == "linear" or (stage.kind == "elementwise" and type(stage.module) in ACTIVATIONS)
+            stage.kind == "linear"
+            or (stage.kind == "elementwise" and type(stage.module) in ACTIVATIONS and _slope(stage.module) >= 0)
             for stage in stages
         )
         pairs = pairwise(stages)
@@ -108,14 +118,21 @@ class Perceptrons:
         if not known or not single or not stages or stages[0].kind != "linear" or len(stages) > 60:
             return None
         params = list(ens.parameters())
-        if not all(p.dtype is x.dtype and p.requires_grad and p.is_contiguous() for p in params):
+        if not all(native.plain(p, x.dtype) and p.requires_grad for p in params):
             return None
-        linear = [dict(ens.named_parameters())[s.weight] for s in stages if s.kind == "linear"]
-        if len({id(p) for p in params}) != sum(1 + bool(s.bias) for s in stages if s.kind == "linear"):
+        named = dict(ens.named_parameters())
+        linear = [named[s.weight] for s in stages if s.kind == "linear"]
+        biases = [(named[s.bias], named[s.weight]) for s in stages if s.kind == "linear" and s.bias]
+        if len({id(p) for p in params}) != len(linear) + len(biases):
             return None  # tied, or parameters that no stage holds
-        if x.dim() != 2 + each or x.shape[-1] != linear[0].shape[2]:
+        chained = all(a.shape[1] == b.shape[2] for a, b in pairwise(linear)) and (not each or len(x) == len(ens))
+        if not chained or not all(b.shape == w.shape[:2] for b, w in biases):
+            return None  # autograd says what is wrong
+        if x.dim() != 2 + each or x.shape[-1] != linear[0].shape[2] or y.shape[: 1 + each] != x.shape[:-1]:
             return None
-        out = linear[-1].shape[1]
+        out, x, y = linear[-1].shape[1], x.detach().resolve_neg(), y.detach().resolve_neg()
+        if type(x) is not torch.Tensor or type(y) is not torch.Tensor or not (y.is_cpu and x.numel()):
+            return None
         if kind == 2:
             if y.is_floating_point() or y.dim() != 1 + each or not bool(((y >= 0) & (y < out)).all()):
                 return None
@@ -126,21 +143,37 @@ class Perceptrons:
 
     def __call__(self, index: torch.Tensor, gradient: bool = True) -> torch.Tensor:
         """The losses of all replicas on the points of `index` (n, batch), and into ``.grad`` their gradients."""
-        tensors = [x for x in (*self.weights, *self.biases) if x is not None]
+        tensors, n, dtype = self.tensors(), self.shapes[0][0], self.dtype
+        if [x.shape for x in tensors] != self.shapes or not all(native.plain(x, dtype) for x in tensors):
+            kinds = ", ".join(sorted({str(x.dtype) for x in tensors}))
+            raise TypeError(
+                f"the replicas have changed ({kinds} now; data of {dtype}): call tether.train again, with data to match"
+            )
+        if index.dim() != 2 or len(index) != n or not index.shape[1] or index.dtype is not torch.int64:
+            raise ValueError(
+                f"index of shape {tuple(index.shape)} and {index.dtype}: it must hold the points of a batch for each of "
+                f"{n} replicas, torch.int64 of shape ({n}, batch)"
+            )
+        index = index.contiguous()
+        batch = index.shape[1]
+        native.where("the points of a batch", [index], torch.int64, n * batch)
+        grads: list[array[int] | None] = [None, None]
         if gradient:
             for x in tensors:
-                if x.grad is None or not x.grad.is_contiguous():
-                    x.grad = torch.empty_like(x)
-        n, batch = index.shape
-        losses, faulty = torch.empty(n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
-        at = [array("q", [0 if x is None else x.data_ptr() for x in row]) for row in (self.weights, self.biases)]
-        grads: list[Any] = [None, None]
-        if gradient:
+                if x.grad is None or x.grad.shape != x.shape or not native.plain(x.grad, dtype):
+                    x.grad = torch.empty_like(x, memory_format=torch.contiguous_format)
             held = [[None if x is None else x.grad for x in row] for row in (self.weights, self.biases)]
             grads = [array("q", [0 if g is None else g.data_ptr() for g in row]) for row in held]
-        room = batch * (sum(self.widths) + 2 * max(self.widths))
-        data = [self.x, self.y, self.points, index.contiguous(), self.loss, losses, faulty, room]
+        at = [array("q", [0 if x is None else x.data_ptr() for x in row]) for row in (self.weights, self.biases)]
+        losses = torch.empty(n, dtype=torch.float64, device="cpu")
+        faulty = torch.zeros(n, dtype=torch.int64, device="cpu")
+        data = [self.x, self.y, self.points, index, self.loss, losses, faulty, batch * self.room]
         sizes = [n, batch, len(self.weights)]
-        native.gradients(self.dtype, sizes, [self.widths, self.kinds, self.slopes, *at, *grads], data)
+        native.gradients(dtype, sizes, [self.widths, self.kinds, self.slopes, *at, *grads], data)
         self.finite = not bool(faulty.any())
         return losses
+
+
+def _slope(module: nn.Module) -> float:
+    """Of a leaky activation; where it is below 0 the kernel cannot tell from the value on which side it was."""
+    return float(getattr(module, "negative_slope", 0.0))

@@ -26,7 +26,8 @@ __all__ = ["BLOCK", "CHUNK", "Normals", "keys", "permutations", "reference", "sh
 # Part of what a stream is, like a file format: a parameter is cut into blocks with a stream each, a block into
 # chunks, and a chunk of m normals takes k = ⌈m/2⌉ radii, then k angles; its first k normals are the cosines.
 BLOCK = native.BLOCK
-CHUNK = 1 << 11
+CHUNK = native.CHUNK
+FILL = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
 GOLDEN = 0x9E3779B97F4A7C15  # lanes start apart by this
 
 
@@ -50,7 +51,7 @@ def reference(
     32-bit integers i, j; 64 bits for float64.
     """
     bits, integer = (63, np.int64) if dtype is torch.float64 else (31, np.int32)
-    out = torch.empty(size, dtype=dtype)
+    out = torch.empty(size, dtype=dtype, device="cpu")
     for at, piece in enumerate(torch.split(out, BLOCK) if size else ()):
         words = stream(key(seed, step, draw, name, at), lane)
         for chunk in torch.split(piece, CHUNK):
@@ -103,9 +104,9 @@ class Normals:
     def draw(self, seed: int, step: int, draw: int) -> torch.Tensor:
         """The flat buffer, filled; it is overwritten by the next draw."""
         if native.serves(self.wide.dtype, self.device):
-            fill = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
             start = keys(seed, step, draw, self.names, self.layout.counts)
-            native.run(self.wide.dtype, self.layout, fill, start, p=native.addresses(self.pieces))
+            at = native.addresses(self.pieces, self.wide.dtype, self.layout.whole)
+            native.run(self.wide.dtype, self.layout, FILL, start, p=at)
         else:
             for piece, name, count in zip(self.pieces, self.names, self.layout.counts, strict=True):
                 for lane, part in zip(self.lanes or (None,), piece.view(-1, count) if count else [], strict=False):
@@ -133,7 +134,7 @@ def shuffled(points: int, start: bytes, lane: int | None) -> torch.Tensor:
     for i, u in zip(range(points - 1, 0, -1), raw.tolist(), strict=True):
         j = u * (i + 1) >> 32
         order[i], order[j] = order[j], order[i]
-    return torch.tensor(order, dtype=torch.int64)
+    return torch.tensor(order, dtype=torch.int64, device="cpu")
 
 
 def by_device(piece: torch.Tensor, name: bytes) -> None:
