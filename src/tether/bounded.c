@@ -12,6 +12,7 @@ typedef struct {
 } NAME(Bounded);
 
 enum { NAME(TILE) = 512 };  // weights whose sines and cosines are held at a time
+static const REAL NAME(nothing)[NAME(TILE)] = {0};  // where there is no gradient
 
 // The angle of the point (b, a) in units of π: atan2(a, b)/π.
 INLINE REAL NAME(angle)(REAL a, REAL b) {
@@ -24,14 +25,14 @@ INLINE REAL NAME(angle)(REAL a, REAL b) {
   z = x < y ? z : (REAL)0.5 - z;
   z = b < 0 ? 1 - z : z;
   z = a < 0 ? -z : z;
-  return a == a && b == b ? z : a + b;  // comparisons would hide what is no number
+  return x + y == x + y ? z : x + y;  // comparisons would hide what is no number
 }
 
 // The same angle within ±π. Beyond one turn per rounding error it says nothing any more: 0, or nan where it was not finite.
 INLINE REAL NAME(within)(REAL q) {
   BITS unused;
-  q = (q < 0 ? -q : q) < (REAL)((BITS)1 << MANTISSA) ? q : q - q;
-  return q - (REAL)(2 * PI) * NAME(nearest)(q * (REAL)(0.5 / PI), &unused);
+  const REAL size = q < 0 ? -q : q, turned = q - (REAL)(2 * PI) * NAME(nearest)(q * (REAL)(0.5 / PI), &unused);
+  return size < (REAL)((BITS)1 << MANTISSA) ? turned : q - q;
 }
 
 // θ = r sin q, ξ = r cos q for every weight; the momentum along the circle is p.
@@ -47,10 +48,8 @@ CLONES static void NAME(circles)(const NAME(Bounded) *task, int64_t from, int64_
       const int last = o == task->ops;
       const Op op = last ? (Op){0} : task->op[o];
       if (!known && (last || op.target == 2 || (op.target == 0 && op.g != 0))) {
-        for (int64_t i = 0; i < m; i++) {
-          q[i] = NAME(within)(q[i]);
-          NAME(turn)(q[i] * turns, &sine[i], &cosine[i]);
-        }
+        for (int64_t i = 0; i < m; i++) q[i] = NAME(within)(q[i]);
+        for (int64_t i = 0; i < m; i++) NAME(turn)(q[i] * turns, &sine[i], &cosine[i]);
         known = 1;
       }
       if (last) break;
@@ -64,17 +63,10 @@ CLONES static void NAME(circles)(const NAME(Bounded) *task, int64_t from, int64_
       } else if (op.target == 1) {
         for (int64_t i = 0; i < m; i++) q[i] += cp * p[i];
       } else {
-        const REAL *pair = R ? R + 2 * at : 0;
-        for (int64_t i = 0; i < m; i++) {
-          sine[i] *= r;
-          cosine[i] *= r;
-        }
-        if (op.g != 0) for (int64_t i = 0; i < m; i++) sine[i] += cg * g[i];
-        if (R) for (int64_t i = 0; i < m; i++) {
-          sine[i] += cR * pair[2 * i];
-          cosine[i] += cR * pair[2 * i + 1];
-        }
-        for (int64_t i = 0; i < m; i++) q[i] = (REAL)PI * NAME(angle)(sine[i], cosine[i]);
+        const REAL *push = op.g != 0 ? g : NAME(nothing), *pair = R ? R + 2 * at : 0;
+        if (R) for (int64_t i = 0; i < m; i++)
+          q[i] = (REAL)PI * NAME(angle)(r * sine[i] + cg * push[i] + cR * pair[2 * i], r * cosine[i] + cR * pair[2 * i + 1]);
+        else for (int64_t i = 0; i < m; i++) q[i] = (REAL)PI * NAME(angle)(r * sine[i] + cg * push[i], r * cosine[i]);
       }
     }
     for (int64_t i = 0; i < m; i++) theta[i] = r * sine[i];

@@ -184,27 +184,30 @@ def plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def addresses(tensors: Iterable[torch.Tensor], dtype: torch.dtype, counts: Iterable[int]) -> array[int] | None:
-    """Where tensors of at least so many numbers lie; None if the kernel cannot take one of them as it is."""
-    at = []
+    """Where tensors of so many numbers lie; None if the kernel cannot take one of them as it is."""
+    at = array("q")
     for x, count in zip(tensors, counts, strict=True):
-        if not plain(x, dtype) or x.numel() < count:
+        # `plain`, written out: this runs for every tensor at every step
+        if type(x) not in PLAIN or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu or x.is_neg():
             return None
-        at.append(x.data_ptr())
-        if not at[-1] and count:
+        place = x.data_ptr()
+        if x.numel() != count or (not place and count):
             return None
-    return array("q", at)
+        at.append(place)
+    return at
 
 
-def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, count: int) -> array[int]:
-    """Where tensors of at least `count` numbers lie; an error names the one that the kernel cannot take."""
-    at = addresses(tensors, dtype, [count] * len(tensors))
+def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *counts: int) -> array[int]:
+    """Where tensors of so many numbers lie, one count for all or for each; an error names the one that does not fit."""
+    wanted = counts if len(counts) == len(tensors) else counts * len(tensors)
+    at = addresses(tensors, dtype, wanted)
     if at is not None:
         return at
-    x = next(x for x in tensors if addresses([x], dtype, [count]) is None)
-    kind = f"{type(x).__name__} of {x.dtype}, shape {tuple(x.shape)} on {x.device}"
+    x, count = next((x, n) for x, n in zip(tensors, wanted, strict=True) if addresses([x], dtype, [n]) is None)
+    kind = f"{type(x).__name__} of {x.dtype}, shape {tuple(x.shape)}, on {x.device}"
     raise KernelError(
-        f"{what}: a {kind} cannot go to the kernel, which takes plain contiguous tensors of {dtype} on the CPU with "
-        f"at least {count} elements: pass x.resolve_neg().to('cpu', {dtype}).contiguous()"
+        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of {dtype} "
+        f"on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
     )
 
 
@@ -254,6 +257,7 @@ class Layout:
         if lanes is not None and len(lanes) < rows:
             raise ValueError(f"{len(lanes)} lanes for {rows} replicas: there must be one for each")
         self.lane = None if lanes is None else integers([lane + 1 for lane in lanes])
+        self.at = self.sizes.buffer_info()[0], None if self.lane is None else self.lane.buffer_info()[0]
         self.large = sum(counts) * rows >= SMALL
 
 
@@ -272,14 +276,10 @@ def run(
 
     `keys` start the streams of each draw and block; `each` is the number of rows of ops where every replica has its own.
     """
-    count = len(layout.sizes)
-    for at in (θ, p, g):
-        if at is not None and len(at) != count:
-            raise KernelError(f"{len(at)} addresses for {count} tensors: take those of all of them")
-    at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g, layout.sizes, layout.lane)]
+    at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
     lengths = layout.blocks, len(ops) // OP.size // max(each, 1), each
     threads = torch.get_num_threads() if layout.large else 1
-    call("run", dtype, count, layout.rows, *at, *lengths, ops, keys, len(keys) // 24, threads)
+    call("run", dtype, len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys, len(keys) // 24, threads)
 
 
 class Bounded(NamedTuple):
@@ -311,16 +311,15 @@ def bounded(
 ) -> None:
     """Take a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
     rows, columns, slack, radius = kind
-    given = [x for x in vectors if x is not None]
+    inside, wide = (rows * columns, rows * (columns + slack)) if columns else (rows, rows)
+    given = [(x, n) for x, n in zip(vectors, (inside, wide, wide, inside), strict=True) if x is not None]
     drawn = [x for x in noise if x is not None]
-    dtype, inside = given[0].dtype, rows * max(columns, 1)
-    where("a parameter on a surface", given, dtype, inside)
-    normals = where("the noise of a parameter on a surface", drawn, dtype, inside)
-    wide = rows * (columns + slack) if columns else rows
-    if any(x is not None and x.numel() < wide for x in vectors[1:3]) or len(radius) < (rows if columns else 1):
-        raise KernelError(f"points, momenta and radii must be those of {rows} rows: make the optimizer anew")
-    lengths = integers([x.numel() for x in drawn])
-    at = [None if x is None else x.data_ptr() for x in vectors]
+    dtype, lengths = given[0][0].dtype, integers([x.numel() for x in drawn])  # the kernel knows how long they must be
+    found = iter(where("a parameter on a surface", [x for x, _ in given], dtype, *(n for _, n in given)))
+    normals = where("the noise of a parameter on a surface", drawn, dtype, *lengths)
+    if len(radius) != (rows if columns else 1):
+        raise KernelError(f"{len(radius)} radii for {rows} rows: there must be one for each")
+    at = [None if x is None else next(found) for x in vectors]
     at += [x.buffer_info()[0] for x in (radius, normals, lengths)]
     threads = torch.get_num_threads() if inside >= SMALL else 1
     call("bounded", dtype, rows, columns, slack, *at, len(drawn), len(ops) // OP.size, ops, threads)
@@ -351,9 +350,10 @@ def stiefel(
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
     ok = integers([0] * count)
     lists = [where("a matrix", x, dtype, r * s) if x else None for x in (θ, p, g)]
-    wholes = [where("a stack of matrices", x, dtype, count * r * s) for x in (noise, [out, *([] if moved is None else [moved])])]
-    at = [x.buffer_info()[0] if x else None for x in (*lists, wholes[0])]
-    places = [out.data_ptr(), None if moved is None else moved.data_ptr()]
+    drawn = where("the noise of matrices", noise, dtype, count * r * s)
+    results = where("matrices", [out] if moved is None else [out, moved], dtype, count * r * s)
+    at = [x.buffer_info()[0] if x else None for x in (*lists, drawn)]
+    places = [results[0], None if moved is None else results[1]]
     numbers = [len(ops) // OP.size // max(each, 1), ops, each, *limits]
     work = [ok.buffer_info()[0], scratch.data_ptr(), room, threads, inner]
     call("stiefel", dtype, count, r, s, tall, *at, len(noise), *places, *numbers, product(dtype), *work)
@@ -373,8 +373,7 @@ def product(dtype: torch.dtype) -> int | None:
 def shuffle(points: int, key: bytes, layout: Layout) -> torch.Tensor:
     """A permutation for each replica of the layout, named by the key."""
     out = torch.empty(layout.rows, points, dtype=torch.int64, device="cpu")
-    lane = None if layout.lane is None else layout.lane.buffer_info()[0]
-    call("shuffle", torch.int64, layout.rows, points, key, lane, out.data_ptr())
+    call("shuffle", torch.int64, layout.rows, points, key, layout.at[1], out.data_ptr())
     return out
 
 
@@ -391,7 +390,14 @@ def gradients(
     call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
 
 
-def finite(dtype: torch.dtype, sizes: array[int], x: array[int]) -> bool:
-    """Are all numbers of the tensors at these `addresses` finite?"""
+def finite(tensors: Sequence[torch.Tensor]) -> bool | None:
+    """Are all numbers of these tensors, alike in dtype and device, finite? None if the kernel cannot tell."""
+    first = tensors[0]
+    if not serves(first.dtype, first.device):
+        return None
+    # dtype and device are known, and the sign does not matter
+    if not PLAIN.issuperset(map(type, tensors)) or not all([x.is_contiguous() for x in tensors]):
+        return None
+    sizes, at = array("q", [x.numel() for x in tensors]), array("q", [x.data_ptr() for x in tensors])
     threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1
-    return bool(call("finite", dtype, len(sizes), x.buffer_info()[0], sizes.buffer_info()[0], threads))
+    return bool(call("finite", first.dtype, len(sizes), at.buffer_info()[0], sizes.buffer_info()[0], threads))
