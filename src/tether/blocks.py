@@ -90,6 +90,7 @@ class Block:
         self.g: Tensors = []
         self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
+        self.held = native.Held(params, self.dtype, self.sizes)
         self.at: array[int] | None = None
 
     @property
@@ -105,8 +106,8 @@ class Block:
 
     def fits(self) -> bool:
         """Are the parameters still of the kind the block was made for? Where the kernel can take them, they are."""
-        self.at = native.addresses(self.params, self.dtype, self.sizes) if self.kernel else None
-        if self.at is not None:
+        if self.kernel and self.held.still():
+            self.at = self.held.at
             return True
         kinds = zip(self.params, self.sizes, strict=True)
         return all(x.dtype is self.dtype and x.numel() == size and x.device == self.device for x, size in kinds)

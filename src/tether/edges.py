@@ -55,14 +55,11 @@ def product(
 def _ahead(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: float) -> torch.Tensor:
     rows, columns = w.shape
     x, y = x.detach().contiguous(), torch.empty((*x.shape[:-1], rows), dtype=torch.float64, device="cpu")
-    bias = None if b is None else native.where("a bias", [b], w.dtype, rows)[0]
-    weights, vectors = native.where("weights", [w], w.dtype, rows * columns), [_vector(x, columns), _vector(y, rows)]
-    native.call("ahead", w.dtype, weights[0], bias, *vectors, rows, columns, p == 2, _threads(w))
+    layer, counts = ([w], [rows * columns]) if b is None else ([w, b], [rows * columns, rows])
+    edges = native.where("a layer", layer, w.dtype, *counts)
+    ends = native.where("what flows into a layer", [x], torch.float64, columns)[0], y.data_ptr()
+    native.call("ahead", w.dtype, edges[0], None if b is None else edges[1], *ends, rows, columns, p == 2, _threads(w))
     return y
-
-
-def _vector(x: torch.Tensor, count: int) -> int:
-    return native.where("what flows between layers", [x], torch.float64, count)[0]
 
 
 class _Product(torch.autograd.Function):
@@ -97,8 +94,9 @@ def back(y: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
     """The way back from y = |w|^p x: |w|^p transposed times what comes, by the kernel."""
     rows, columns = w.shape
     x = torch.zeros(columns, dtype=torch.float64, device="cpu")
-    weights = native.where("weights", [w], w.dtype, rows * columns)
-    native.call("back", w.dtype, weights[0], _vector(y, rows), _vector(x, columns), rows, columns, p == 2, _threads(w))
+    edges = native.where("a layer", [w], w.dtype, rows * columns)[0]
+    ends = native.where("what flows back", [y], torch.float64, rows)[0], x.data_ptr()
+    native.call("back", w.dtype, edges, *ends, rows, columns, p == 2, _threads(w))
     return x
 
 

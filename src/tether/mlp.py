@@ -93,12 +93,10 @@ class Perceptrons:
         self.points = [points, points if each else 0, points if each else 0]  # and from one replica's to the next's
         native.where("data", [x], x.dtype, x.numel())
         native.where("targets", [y], y.dtype, y.numel())
-        self.shapes = [x.shape for x in self.tensors()]
         self.room = sum(self.widths) + 2 * max(self.widths)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Weights, then the biases that there are."""
-        return [*self.weights, *(b for b in self.biases if b is not None)]
+        self.tensors = [*self.weights, *(b for b in self.biases if b is not None)]
+        self.counts = [x.numel() for x in self.tensors]
+        self.held = native.Held(self.tensors, x.dtype, self.counts)
 
     @staticmethod
     def make(ens: Any, x: torch.Tensor, y: torch.Tensor, loss: Loss, each: bool) -> Perceptrons | None:
@@ -143,9 +141,9 @@ class Perceptrons:
 
     def __call__(self, index: torch.Tensor, gradient: bool = True) -> torch.Tensor:
         """The losses of all replicas on the points of `index` (n, batch), and into ``.grad`` their gradients."""
-        tensors, n, dtype = self.tensors(), self.shapes[0][0], self.dtype
-        if [x.shape for x in tensors] != self.shapes or not all(native.plain(x, dtype) for x in tensors):
-            kinds = ", ".join(sorted({str(x.dtype) for x in tensors}))
+        n, dtype = len(self.ens), self.dtype
+        if not self.held.still() or self.held.at is None:
+            kinds = ", ".join(sorted({f"{x.dtype} on {x.device}" for x in self.tensors}))
             raise TypeError(
                 f"the replicas have changed ({kinds} now; data of {dtype}): call tether.train again, with data to match"
             )
@@ -157,21 +155,33 @@ class Perceptrons:
         index = index.contiguous()
         batch = index.shape[1]
         native.where("the points of a batch", [index], torch.int64, n * batch)
-        grads: list[array[int] | None] = [None, None]
-        if gradient:
-            for x in tensors:
-                if x.grad is None or x.grad.shape != x.shape or not native.plain(x.grad, dtype):
-                    x.grad = torch.empty_like(x, memory_format=torch.contiguous_format)
-            held = [[None if x is None else x.grad for x in row] for row in (self.weights, self.biases)]
-            grads = [array("q", [0 if g is None else g.data_ptr() for g in row]) for row in held]
-        at = [array("q", [0 if x is None else x.data_ptr() for x in row]) for row in (self.weights, self.biases)]
+        grads = self.rows(self.gradients()) if gradient else (None, None)
         losses = torch.empty(n, dtype=torch.float64, device="cpu")
         faulty = torch.zeros(n, dtype=torch.int64, device="cpu")
         data = [self.x, self.y, self.points, index, self.loss, losses, faulty, batch * self.room]
         sizes = [n, batch, len(self.weights)]
-        native.gradients(dtype, sizes, [self.widths, self.kinds, self.slopes, *at, *grads], data)
+        tables = [self.widths, self.kinds, self.slopes, *self.rows(self.held.at), *grads]
+        native.gradients(dtype, sizes, tables, data)
         self.finite = not bool(faulty.any())
         return losses
+
+    def gradients(self) -> array[int]:
+        """Where the gradients are to go; those that the kernel cannot write to are made anew."""
+        found = [x.grad for x in self.tensors]
+        whole = [g for g in found if g is not None]
+        at = native.addresses(whole, self.dtype, self.counts) if len(whole) == len(found) else None
+        if at is not None:
+            return at
+        for x, g in zip(self.tensors, found, strict=True):
+            if g is None or g.shape != x.shape or not native.plain(g, self.dtype):
+                x.grad = torch.empty_like(x, memory_format=torch.contiguous_format)
+        fresh = [x.grad for x in self.tensors if x.grad is not None]
+        return native.where("gradients", fresh, self.dtype, *self.counts)
+
+    def rows(self, at: array[int]) -> tuple[array[int], array[int]]:
+        """Addresses of `tensors` as those of the weights and of the biases, 0 for a layer without."""
+        biases = iter(at[len(self.weights) :])
+        return at[: len(self.weights)], array("q", [0 if b is None else next(biases) for b in self.biases])
 
 
 def _slope(module: nn.Module) -> float:

@@ -27,6 +27,7 @@ __all__ = [
     "BLOCK",
     "DRAWS",
     "Bounded",
+    "Held",
     "KernelError",
     "Layout",
     "Stiefel",
@@ -197,6 +198,27 @@ def addresses(tensors: Iterable[torch.Tensor], dtype: torch.dtype, counts: Itera
     return at
 
 
+class Held:
+    """Tensors that are handed to the kernel again and again, and where they lie."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype, counts: Sequence[int]) -> None:
+        self.tensors, self.dtype, self.counts = tensors, dtype, counts
+        self.at: array[int] | None = None
+
+    def still(self) -> bool:
+        """Can the kernel take them as they are now? What lies where it lay is examined for dtype and shape only."""
+        if self.at is not None:
+            found, dtype = array("q"), self.dtype
+            for x, count in zip(self.tensors, self.counts, strict=True):
+                if x.dtype is not dtype or not x.is_contiguous() or x.numel() != count:
+                    break
+                found.append(x.data_ptr())
+            if found == self.at:
+                return True
+        self.at = addresses(self.tensors, self.dtype, self.counts)
+        return self.at is not None
+
+
 def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *counts: int) -> array[int]:
     """Where tensors of so many numbers lie, one count for all or for each; an error names the one that does not fit."""
     wanted = counts if len(counts) == len(tensors) else counts * len(tensors)
@@ -307,22 +329,27 @@ class Stiefel(NamedTuple):
 
 
 def bounded(
-    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor | None], ops: bytes
+    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes
 ) -> None:
     """Take a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
     rows, columns, slack, radius = kind
     inside, wide = (rows * columns, rows * (columns + slack)) if columns else (rows, rows)
-    given = [(x, n) for x, n in zip(vectors, (inside, wide, wide, inside), strict=True) if x is not None]
-    drawn = [x for x in noise if x is not None]
-    dtype, lengths = given[0][0].dtype, integers([x.numel() for x in drawn])  # the kernel knows how long they must be
-    found = iter(where("a parameter on a surface", [x for x, _ in given], dtype, *(n for _, n in given)))
-    normals = where("the noise of a parameter on a surface", drawn, dtype, *lengths)
+    θ, q, p, g = vectors
+    assert θ is not None and q is not None
+    tensors, counts = [θ, q], [inside, wide]
+    for x, count in ((p, wide), (g, inside)):
+        if x is not None:
+            tensors.append(x)
+            counts.append(count)
+    lengths = array("q", [x.numel() for x in noise])  # the kernel knows how long they must be
+    found = where("a parameter on a surface", [*tensors, *noise], θ.dtype, *counts, *lengths)
     if len(radius) != (rows if columns else 1):
         raise KernelError(f"{len(radius)} radii for {rows} rows: there must be one for each")
-    at = [None if x is None else next(found) for x in vectors]
-    at += [x.buffer_info()[0] for x in (radius, normals, lengths)]
+    last = len(tensors)
+    at = (found[0], found[1], None if p is None else found[2], None if g is None else found[last - 1])
+    tables = radius.buffer_info()[0], found.buffer_info()[0] + 8 * last, lengths.buffer_info()[0]
     threads = torch.get_num_threads() if inside >= SMALL else 1
-    call("bounded", dtype, rows, columns, slack, *at, len(drawn), len(ops) // OP.size, ops, threads)
+    call("bounded", θ.dtype, rows, columns, slack, *at, *tables, len(noise), len(ops) // OP.size, ops, threads)
 
 
 def stiefel(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -106,13 +107,20 @@ class Normals:
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         self.wide = self.flat if wide is dtype else torch.zeros(total, dtype=wide, device=device)
         self.pieces = [self.wide[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
+        self.at: array[int] | None = None
+
+    def places(self) -> array[int] | None:
+        """Where the pieces lie; known as long as the buffer is where it was, which a copy of this object is not."""
+        base = self.wide.data_ptr()
+        if self.at is None or self.base != base:
+            self.at, self.base = native.addresses(self.pieces, self.wide.dtype, self.layout.whole), base
+        return self.at
 
     def draw(self, seed: int, step: int, draw: int) -> torch.Tensor:
         """The flat buffer, filled; it is overwritten by the next draw."""
         if native.serves(self.wide.dtype, self.device):
             start = keys(seed, step, draw, self.names, self.layout.counts)
-            at = native.addresses(self.pieces, self.wide.dtype, self.layout.whole)
-            native.run(self.wide.dtype, self.layout, FILL, start, p=at)
+            native.run(self.wide.dtype, self.layout, FILL, start, p=self.places())
         else:
             for piece, name, count in zip(self.pieces, self.names, self.layout.counts, strict=True):
                 for lane, part in zip(self.lanes or (None,), piece.view(-1, count) if count else [], strict=False):
