@@ -6,6 +6,7 @@ by tensor, which is the reference that the tests compare the two with.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from tether.noise import Normals
 from tether.noise import keys as noise_keys
 from tether.sums import Scalar, Terms, is_number, per_replica
 
-__all__ = ["Block", "Held", "Lanes", "Program", "Update", "decayed", "still"]
+__all__ = ["Block", "Kept", "Lanes", "Program", "Update", "decayed", "still"]
 
 Tensors = list[torch.Tensor]
 Update = tuple[str, Terms, int]  # what changes, into which sum, with the normals of which draw
@@ -34,7 +35,7 @@ class Lanes(NamedTuple):
     batched: bool = False
 
 
-class Held:
+class Kept:
     """Parameters and their state as a block or a stack took them over, to notice when somebody replaces one."""
 
     def __init__(self, params: Tensors, state: Mapping[torch.Tensor, Any], kept: Mapping[str, Tensors]) -> None:
@@ -107,10 +108,12 @@ class Block:
                 if "momentum" in state[param]:
                     view.copy_(state[param]["momentum"])
                 state[param]["momentum"] = view
-        self.held = Held(params, state, {"momentum": self.momenta} if momenta else {})
+        self.kept = Kept(params, state, {"momentum": self.momenta} if momenta else {})
         self.g: Tensors = []
         self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
+        self.held = native.Held(params, self.dtype, self.sizes)
+        self.at: array[int] | None = None
 
     @property
     def g0(self) -> Tensors:
@@ -122,6 +125,13 @@ class Block:
             flat[start : start + size].view(p.shape)
             for start, size, p in zip(self.offsets, self.sizes, self.params, strict=True)
         ]
+
+    def fits(self) -> bool:
+        """Are parameters and momenta still those the block was made for? Then take their addresses for this step."""
+        if not self.kept.still():
+            return False
+        self.at = self.held.at if self.kernel and self.held.still() else None
+        return True
 
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
@@ -156,27 +166,31 @@ class Block:
 
     def run(self, program: Program, seed: int, step: int) -> None:
         """Carry out a program."""
-        suits = program.suits_kernel and self.kernel
-        if suits and all(x.is_contiguous() for x in self.params) and all(x.is_contiguous() for x in self.g):
-            self.run_by_kernel(program, seed, step)
-        else:
+        if not (program.suits_kernel and self.kernel and self.run_by_kernel(program, seed, step)):
             self.run_by_foreach(program, seed, step)
 
     def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
         layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
-        momenta = native.addresses([self.momenta[i] for i in which]) if self.momenta else None
+        momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
         return layout, momenta, [self.names[i] for i in which]
 
-    def run_by_kernel(self, program: Program, seed: int, step: int) -> None:
-        """All updates in one pass over memory."""
+    def run_by_kernel(self, program: Program, seed: int, step: int) -> bool:
+        """All updates in one pass over memory; False, and nothing done, where a tensor is not as the kernel needs it."""
         places = self.layout if self.complete else self.places(self.active)
         assert places is not None
         layout, p, names = places
+        params = self.pick(self.params)
+        given = len(self.g) == len(params)  # before the first kick some may have none, and none is read
+        whole, self.at = self.at if self.complete else None, None  # taken for this step, used once
+        θ = native.addresses(params, self.dtype, layout.whole) if whole is None else whole
+        g = native.addresses(self.g, self.dtype, layout.whole) if given else None
+        if θ is None or (given and g is None):
+            return False
         keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
-        θ, g = self.pick(self.params), native.addresses(self.g) if self.g else None
-        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=native.addresses(θ), p=p, g=g)
-        torch.autograd.graph.increment_version(θ)  # so that autograd knows they were written to
+        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g)
+        torch.autograd.graph.increment_version(params)  # so that autograd knows they were written to
+        return True
 
     def run_by_foreach(self, program: Program, seed: int, step: int) -> None:
         """All updates by fused calls of torch, put off where two can become one.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tether import native
-from tether.blocks import Held, Lanes, decayed, still
+from tether.blocks import Kept, Lanes, decayed, still
 from tether.letters import LETTERS, Letter, sqrt
 from tether.noise import Normals
 from tether.placed import Stack, replaced, stacks
@@ -65,12 +65,12 @@ class Moving(Stack):
             for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
                 state[owner]["point"] = share
         own = [key for key in ("momentum", "point") if key in state[self.owners()[0]]]
-        self.held = Held(params, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
+        self.kept = Kept(params, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
         if isinstance(self.kernel, native.Bounded):
             self.whole = self.kernel.times(self.rows)
         if isinstance(self.kernel, native.Stiefel):
-            self.out = torch.empty(whole, dtype=self.dtype)
+            self.out = torch.empty(whole, dtype=self.dtype, device=self.device)
             self.moved = None if self.p is None else self.like_gradients()
         self.g0: torch.Tensor | None = None
 
@@ -94,7 +94,7 @@ class Moving(Stack):
             self.grads = [g for g in (still(param.grad, resting) for param in self.moving) if g is not None]
             if not is_number(weight_decay, 0):
                 self.grads = decayed(self.grads, self.moving, weight_decay)
-        fast = self.every and all(x.is_contiguous() and x.dtype is self.dtype for x in (*self.moving, *self.grads))
+        fast = self.every and all(native.plain(x, self.dtype) for x in (*self.moving, *self.grads))
         self.fast = self.kernel if fast else None
         self.updates: list[tuple[native.Op, int]] = []
         self.force: torch.Tensor | None = None
@@ -103,11 +103,9 @@ class Moving(Stack):
         self.loose = False  # have momenta a part across Σ that the next drift will absorb?
         if self.fast is None and self.active:
             self.load()
-        elif self.surface.slack:
-            self.notice()
 
     def notice(self) -> None:
-        """Let points follow what somebody else has written to the parameters."""
+        """Let points follow what somebody else has written to the parameters; the kernel does so by itself."""
         q = self.surface.follow(self.gather(self.params), self.q, self.eps)
         if q is not self.q:
             self.q.copy_(q)
@@ -348,7 +346,7 @@ class Constrained:
             return True
         if any(param.grad is not None for param in self.waiting):
             return True
-        return not all(block.held.still() for block in self.blocks)
+        return not all(block.kept.still() for block in self.blocks)
 
     def begin(
         self, scalars: dict[str, Any], weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()

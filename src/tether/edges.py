@@ -6,10 +6,8 @@ float64 matrices on the CPU and p = 1 or 2; everything else comes from torch, wi
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,37 +29,15 @@ def power(w: torch.Tensor, p: float) -> torch.Tensor:
     return w.abs() if p == 1 else w.square() if p == 2 else w.abs().pow_(p)
 
 
-def _library() -> ctypes.CDLL | None:
-    return native.build("path.c", "kernel.h")
-
-
-@lru_cache
-def _function(name: str, dtype: torch.dtype) -> Any:
-    size, address = ctypes.c_int64, ctypes.c_void_p
-    function = getattr(_library(), f"{name}_{native.SUFFIX[dtype]}")
-    numbers = [ctypes.c_double] * 2
-    arguments = {
-        "ahead": [address] * 4 + [size] * 4,
-        "back": [address] * 3 + [size] * 4,
-        "divide": [address] * 3 + numbers + [address] + [size] * 3,
-    }
-    function.argtypes, function.restype = arguments[name], None
-    return function
-
-
 def _threads(w: torch.Tensor) -> int:
     return torch.get_num_threads() if w.numel() >= native.SMALL else 1
 
 
-def serves(w: torch.Tensor) -> bool:
-    """Can the kernel work with this tensor?"""
-    return (
-        w.dtype in native.SUFFIX
-        and w.device.type == "cpu"
-        and type(w) in (torch.Tensor, torch.nn.Parameter)
-        and w.is_contiguous()
-        and _library() is not None
-    )
+def serves(w: torch.Tensor, b: torch.Tensor | None = None) -> bool:
+    """Can the kernel work with this tensor, and with the bias of the layer whose weights it is?"""
+    if not native.serves(w.dtype, w.device) or not native.plain(w, w.dtype):
+        return False
+    return b is None or (native.plain(b, w.dtype) and b.shape == w.shape[:1])
 
 
 def product(
@@ -78,9 +54,11 @@ def product(
 
 def _ahead(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: float) -> torch.Tensor:
     rows, columns = w.shape
-    x, y = x.contiguous(), x.new_empty((*x.shape[:-1], rows))
-    at = w.data_ptr(), None if b is None else b.data_ptr(), x.data_ptr(), y.data_ptr()
-    _function("ahead", w.dtype)(*at, rows, columns, p == 2, _threads(w))
+    x, y = x.detach().contiguous(), torch.empty((*x.shape[:-1], rows), dtype=torch.float64, device="cpu")
+    layer, counts = ([w], [rows * columns]) if b is None else ([w, b], [rows * columns, rows])
+    edges = native.where("a layer", layer, w.dtype, *counts)
+    ends = native.where("what flows into a layer", [x], torch.float64, columns)[0], y.data_ptr()
+    native.call("ahead", w.dtype, edges[0], None if b is None else edges[1], *ends, rows, columns, p == 2, _threads(w))
     return y
 
 
@@ -114,8 +92,11 @@ class _Product(torch.autograd.Function):
 
 def back(y: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
     """The way back from y = |w|^p x: |w|^p transposed times what comes, by the kernel."""
-    x = y.new_zeros(w.shape[1])
-    _function("back", w.dtype)(w.data_ptr(), y.data_ptr(), x.data_ptr(), *w.shape, p == 2, _threads(w))
+    rows, columns = w.shape
+    x = torch.zeros(columns, dtype=torch.float64, device="cpu")
+    edges = native.where("a layer", [w], w.dtype, rows * columns)[0]
+    ends = native.where("what flows back", [y], torch.float64, rows)[0], x.data_ptr()
+    native.call("back", w.dtype, edges, *ends, rows, columns, p == 2, _threads(w))
     return x
 
 
@@ -170,11 +151,14 @@ def divide(g: torch.Tensor, factors: Flow, out: torch.Tensor, times: float = 1.0
 
     Factors are one tensor of the shape of g, or a column (rows × 1) and a row (1 × columns).
     """
-    if all(serves(x) and x.dtype == g.dtype for x in (g, out, *factors)):
-        column = factors[0].data_ptr() if len(factors) == 2 else None
-        rows, columns = (g.shape[0], g.shape[1]) if len(factors) == 2 else (1, g.numel())
-        at = g.data_ptr(), column, factors[-1].data_ptr(), times, keep, out.data_ptr()
-        _function("divide", g.dtype)(*at, rows, columns, _threads(g))
+    shapes = [(g.shape[0], 1), (1, *g.shape[1:])] if len(factors) == 2 and g.dim() == 2 else [g.shape]
+    alike = out.shape == g.shape and [tuple(x.shape) for x in factors] == [tuple(shape) for shape in shapes]
+    tensors = (g, out, *factors)
+    at = native.addresses(tensors, g.dtype, [x.numel() for x in tensors]) if alike and serves(g) else None
+    if at is not None:
+        rows, columns = (1, g.numel()) if len(factors) == 1 else g.shape
+        column = at[2] if len(factors) == 2 else None
+        native.call("divide", g.dtype, at[0], column, at[-1], times, keep, at[1], rows, columns, _threads(g))
         return out
     γ = factors[0] if len(factors) == 1 else factors[0] * factors[1]
     quotient = torch.where(γ > 0, times * g / γ, 0.0)

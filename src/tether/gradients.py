@@ -43,12 +43,13 @@ def faulty_gradients(groups: Groups) -> dict[str, str]:
                     f"{name!r} has shape {tuple(param.shape)} and a gradient of shape {tuple(grad.shape)}: it was "
                     "replaced after the backward pass; call backward() again"
                 )
-            if grad.layout is not torch.strided or grad.is_complex():
+            dtype = grad.dtype
+            if grad.layout is not torch.strided or dtype.is_complex:
                 name = named(group, first)[i][0]
-                kind = "complex" if grad.is_complex() else "sparse"
+                kind = "complex" if dtype.is_complex else "sparse"
                 fix = "use nn.Embedding(..., sparse=False)" if kind == "sparse" else "use torch.view_as_real"
                 raise TypeError(f"the gradient of {name!r} is {kind}; tether needs dense real gradients: {fix}")
-            alike.setdefault((grad.dtype, grad.device), []).append(grad)
+            alike.setdefault((dtype, grad.device), []).append(grad)
         first += len(group["params"])
     if all(finite(grads) for grads in alike.values()):
         return {}
@@ -75,8 +76,8 @@ def faulty_replicas(groups: Groups) -> list[int]:
 
 def finite(grads: list[torch.Tensor]) -> bool:
     """Are these gradients, alike in dtype and device, finite? A sum that is not may be mere overflow."""
-    first = grads[0]
-    if native.serves(first.dtype, first.device) and all(grad.is_contiguous() for grad in grads):
-        return native.finite(first.dtype, native.integers([x.numel() for x in grads]), native.addresses(grads))
+    answer = native.finite(grads)
+    if answer is not None:
+        return answer
     sums = torch.stack([grad.sum(dtype=torch.float32) for grad in grads])
     return bool(sums.isfinite().all()) or all(bool(grad.isfinite().all()) for grad in grads)

@@ -81,7 +81,7 @@ class Run:
     def product(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
         """|w|^p x + |b|^p; by the kernel for one vector, where w is then read just once."""
         one = self.held is None and self.p in (1.0, 2.0) and x.numel() == w.shape[1] and x.dtype == torch.float64
-        if one and serves(w) and (b is None or serves(b)):
+        if one and serves(w, b):
             self.trail.append((w, b, x))
             return product(x, w, b, self.p, self.anchor, self.flows)
         return F.linear(x, self.edge(w), self.edge(b))  # type: ignore[arg-type]

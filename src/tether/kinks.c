@@ -1,20 +1,7 @@
-// Outputs of Linear → ReLU → Linear at many points of a line. A hidden unit is on or off according to the sign of
-// (1 − α) z0 + α z1 and changes at most once, so that between its kinks every output is a parabola in α, whose three
-// coefficients are kept up as units come and go. measure/kinks.py says what is computed; its reference is the network.
-
-#ifndef REAL
-#include "kernel.h"
-
-#define REAL float
-#define SUFFIX _f32
-#include "kinks.c"
-#undef REAL
-#undef SUFFIX
-#define REAL double
-#define SUFFIX _f64
-#include "kinks.c"
-
-#else
+// Included by native.c, once for each REAL. Outputs of Linear → ReLU → Linear at many points of a line. A hidden unit is on
+// or off according to the sign of (1 − α) z0 + α z1 and changes at most once, so that between its kinks every output is a
+// parabola in α, whose three coefficients are kept up as units come and go. measure/kinks.py says what is computed; its
+// reference is the network.
 
 typedef struct {
   int64_t rows, units, outputs, points;
@@ -40,8 +27,8 @@ CLONES static void NAME(count)(const NAME(Line) *line, REAL *restrict s, const i
   }
 }
 
-CLONES static void NAME(parabola)(REAL *restrict y, const REAL *restrict s, REAL α, int64_t n) {
-  const REAL *restrict t = s + n, *restrict u = t + n, p = (1 - α) * (1 - α), q = α * (1 - α), r = α * α;
+CLONES static void NAME(parabola)(REAL *restrict y, const REAL *restrict s, REAL at, int64_t n) {
+  const REAL *restrict t = s + n, *restrict u = t + n, p = (1 - at) * (1 - at), q = at * (1 - at), r = at * at;
   for (int64_t o = 0; o < n; o++) y[o] = p * s[o] + q * t[o] + r * u[o];
 }
 
@@ -56,8 +43,9 @@ static void NAME(row)(const NAME(Line) *line, int64_t row, REAL *s, int64_t *fir
     int begins = a + line->alpha[0] * slope > 0, ends = a + line->alpha[last] * slope > 0;
     if (begins) next[2 * i] = first[0], first[0] = 2 * i;
     if (begins == ends) continue;
-    int64_t k = 1 + (int64_t)((-a / slope - line->alpha[0]) * pace);  // right at once where the points lie evenly
-    k = k < 1 ? 1 : k > last ? last : k;
+    const double place = (-a / slope - line->alpha[0]) * pace;  // right at once where the points lie evenly
+    int64_t k = place >= (double)last ? last : place >= 1 ? 1 + (int64_t)place : 1;
+    k = k > last ? last : k;
     while (k < last && (a + line->alpha[k] * slope > 0) == begins) k++;
     while (k > 1 && (a + line->alpha[k - 1] * slope > 0) == ends) k--;
     int64_t event = 2 * i + begins;  // odd: it goes
@@ -78,15 +66,15 @@ static void NAME(row)(const NAME(Line) *line, int64_t row, REAL *s, int64_t *fir
 }
 
 // Scratch for each thread: 3 × outputs reals, and points + 2 × units integers.
-void NAME(kinks)(int64_t rows, int64_t units, int64_t outputs, int64_t points, const double *alpha, const REAL *z0,
-                 const REAL *z1, const REAL *w0, const REAL *w1, const REAL *base, REAL *out, REAL *sums, int64_t *lists,
-                 int64_t threads) {
+int64_t NAME(kinks)(int64_t rows, int64_t units, int64_t outputs, int64_t points, const double *alpha, const REAL *z0,
+                    const REAL *z1, const REAL *w0, const REAL *w1, const REAL *base, REAL *out, REAL *sums,
+                    int64_t *lists, int64_t threads) {
+  if (points < 2) return BAD_SIZE;
   NAME(Line) line = {rows, units, outputs, points, alpha, z0, z1, w0, w1, base, out};
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < rows; row++) {
     int64_t thread = omp_get_thread_num();
     NAME(row)(&line, row, sums + thread * 3 * outputs, lists + thread * (points + 2 * units));
   }
+  return FINE;
 }
-
-#endif

@@ -7,7 +7,7 @@ typedef struct {
   const double *slope;                // of a leaky activation
   void *const *weight, *const *bias, *const *weight_grad, *const *bias_grad;
   const void *x, *y;
-  int64_t points_x, points_y;  // how many points lie between the data of one replica and the next; 0: all share
+  int64_t points, points_x, points_y;  // of them, and from the data of one replica to the next; 0: all share
   const int64_t *index;        // replicas × batch
   int64_t loss;
   void *losses;
@@ -15,33 +15,33 @@ typedef struct {
   void *gemm;
 } NAME(Net);
 
-// e^x by 2^k e^r with |r| ≤ log 2/2 and the series of e^r
-static inline __attribute__((always_inline)) REAL NAME(power)(REAL x) {
+// e^x − 1 by 2^k e^r − 1 with |r| ≤ log 2/2 and the series of e^r − 1, so that no digits are lost where x is small
+INLINE REAL NAME(growth)(REAL x) {
   const REAL most = sizeof(REAL) == 4 ? 87 : 708;
   x = x > most ? most : x < -most ? -most : x;
-  REAL k = x * (REAL)1.44269504088896340736;
-  SIGNED whole = (SIGNED)(k + (k >= 0 ? (REAL)0.5 : (REAL)-0.5));
-  REAL r = x - (REAL)whole * (REAL)0.693145751953125 - (REAL)whole * (REAL)1.42860682030941723212e-6, sum = 1;
-  for (int i = TERMS + 2 + TERMS / 3; i >= 1; i--) sum = 1 + sum * r / (REAL)i;
-  SIGNED bits = (whole + BIAS) << MANTISSA;
-  REAL scale;
+  BITS bits;
+  REAL k = NAME(nearest)(x * (REAL)1.44269504088896340736, &bits), scale;
+  REAL r = x - k * (REAL)0.693145751953125 - k * (REAL)1.42860682030941723212e-6, sum = 1;
+  for (int i = TERMS + 3 + TERMS / 3; i >= 2; i--) sum = 1 + sum * r / (REAL)i;
+  bits = (bits + BIAS) << MANTISSA;  // only the last bits of k are left, and they are all of it
   memcpy(&scale, &bits, sizeof scale);
-  return sum * scale;
+  return scale * (sum * r) + (scale - 1);
 }
 
+// Written so that nan stays nan, as in torch: a comparison with it is false.
 CLONES static void NAME(activate)(REAL *z, int64_t n, int64_t kind, REAL slope) {
-  if (kind == RELU) for (int64_t i = 0; i < n; i++) z[i] = z[i] > 0 ? z[i] : 0;
+  if (kind == RELU) for (int64_t i = 0; i < n; i++) z[i] = z[i] < 0 ? 0 : z[i];
   if (kind == LEAKY) for (int64_t i = 0; i < n; i++) z[i] = z[i] > 0 ? z[i] : slope * z[i];
   if (kind == TANH) for (int64_t i = 0; i < n; i++) {
-    REAL e = NAME(power)(2 * z[i]), small = z[i] * (1 - z[i] * z[i] / 3);
-    z[i] = z[i] < (REAL)2e-3 && z[i] > (REAL)-2e-3 && sizeof(REAL) == 4 ? small : 1 - 2 / (e + 1);
+    REAL e = NAME(growth)(2 * z[i]);
+    z[i] = e / (e + 2);
   }
-  if (kind == SIGMOID) for (int64_t i = 0; i < n; i++) z[i] = 1 / (1 + NAME(power)(-z[i]));
+  if (kind == SIGMOID) for (int64_t i = 0; i < n; i++) z[i] = 1 / (2 + NAME(growth)(-z[i]));
 }
 
 // d ← d·f′ with f′ from the value f(z) = a
 CLONES static void NAME(differentiate)(REAL *d, const REAL *a, int64_t n, int64_t kind, REAL slope) {
-  if (kind == RELU) for (int64_t i = 0; i < n; i++) d[i] = a[i] > 0 ? d[i] : 0;
+  if (kind == RELU) for (int64_t i = 0; i < n; i++) d[i] = a[i] <= 0 ? 0 : d[i];
   if (kind == LEAKY) for (int64_t i = 0; i < n; i++) d[i] = a[i] > 0 ? d[i] : slope * d[i];
   if (kind == TANH) for (int64_t i = 0; i < n; i++) d[i] *= 1 - a[i] * a[i];
   if (kind == SIGMOID) for (int64_t i = 0; i < n; i++) d[i] *= a[i] * (1 - a[i]);
@@ -88,7 +88,7 @@ static double NAME(lose)(const NAME(Net) *net, int64_t replica, const REAL *z, R
 
 // Layers with few inputs, or one output, are too thin for BLAS: plain loops over the longer side.
 // z ← z + xWᵀ, dW ← dᵀx, dx ← dW for W of out × in, `in` being known where this is compiled
-static inline __attribute__((always_inline)) void NAME(few_forward)(
+INLINE void NAME(few_forward)(
     const REAL *w, const REAL *x, REAL *z, int64_t batch, int64_t out, const int in) {
   for (int64_t b = 0; b < batch; b++)
     for (int64_t o = 0; o < out; o++) {
@@ -98,7 +98,7 @@ static inline __attribute__((always_inline)) void NAME(few_forward)(
     }
 }
 
-static inline __attribute__((always_inline)) void NAME(few_weights)(
+INLINE void NAME(few_weights)(
     const REAL *d, const REAL *x, REAL *to, int64_t batch, int64_t out, const int in) {
   for (int64_t o = 0; o < out * in; o++) to[o] = 0;
   for (int64_t b = 0; b < batch; b++)
@@ -147,7 +147,7 @@ static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) 
   NAME(Gemm) *gemm = (NAME(Gemm) *)net->gemm;
   const int64_t layers = net->layers, batch = net->batch;
   const int64_t *width = net->width;
-  REAL *values[64], *d, *before;
+  REAL *values[DEPTH], *d, *before;
   for (int64_t l = 0; l <= layers; l++) {
     values[l] = scratch;
     scratch += batch * width[l];
@@ -180,11 +180,11 @@ static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) 
     const REAL *weight = (const REAL *)net->weight[l] + replica * in * out;
     REAL *to = (REAL *)net->weight_grad[l] + replica * in * out;
     NAME(backward)(gemm, d, values[l], to, batch, out, in);
-    faulty |= NAME(infinite)((const SIGNED *)to, in * out);
+    faulty |= NAME(infinite)(to, in * out);
     if (net->bias[l]) {
       to = (REAL *)net->bias_grad[l] + replica * out;
       NAME(columns)(d, batch, out, to);
-      faulty |= NAME(infinite)((const SIGNED *)to, out);
+      faulty |= NAME(infinite)(to, out);
     }
     if (l == 0) break;
     NAME(inward)(gemm, weight, d, before, batch, out, in);
@@ -196,17 +196,34 @@ static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) 
   net->faulty[replica] = faulty;
 }
 
-void NAME(gradients)(int64_t replicas, int64_t batch, int64_t layers, const int64_t *width, const int64_t *activation,
-                     const double *slope, void *const *weight, void *const *bias, void *const *weight_grad,
-                     void *const *bias_grad, const void *x, const void *y, int64_t points_x, int64_t points_y,
-                     const int64_t *index, int64_t loss, void *losses, int64_t *faulty, void *gemm, void *scratch,
-                     int64_t room, int64_t threads) {
+// Do all indices, and the labels they lead to, exist?
+static int NAME(within_reach)(const NAME(Net) *net) {
+  const int64_t classes = net->width[net->layers];
+  for (int64_t i = 0; i < net->replicas * net->batch; i++) {
+    const int64_t at = net->index[i];
+    if (at < 0 || at >= net->points) return 0;
+    if (net->loss != CLASSES) continue;
+    const int64_t label = ((const int64_t *)net->y)[i / net->batch * net->points_y + at];
+    if (label < 0 || label >= classes) return 0;
+  }
+  return 1;
+}
+
+int64_t NAME(gradients)(int64_t replicas, int64_t batch, int64_t layers, const int64_t *width, const int64_t *activation,
+                        const double *slope, void *const *weight, void *const *bias, void *const *weight_grad,
+                        void *const *bias_grad, const void *x, const void *y, int64_t points, int64_t points_x,
+                        int64_t points_y, const int64_t *index, int64_t loss, void *losses, int64_t *faulty, void *gemm,
+                        void *scratch, int64_t room, int64_t threads) {
   const NAME(Net) net = {replicas, batch, layers, width, activation, slope, weight, bias, weight_grad, bias_grad,
-                         x, y, points_x, points_y, index, loss, losses, faulty, gemm};
+                         x, y, points, points_x, points_y, index, loss, losses, faulty, gemm};
+  if (layers < 1 || layers >= DEPTH || batch < 1 || batch > INT32_MAX) return BAD_SIZE;
+  if (!gemm || !x || !y || !index || !losses || !scratch || (weight_grad && (!bias_grad || !faulty))) return NO_BUFFER;
+  if (!NAME(within_reach)(&net)) return BAD_INDEX;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t i = 0; i < replicas; i++) {
     FLUSH
     NAME(replica)(&net, i, (REAL *)scratch + omp_get_thread_num() * room);
     RESTORE
   }
+  return FINE;
 }

@@ -42,10 +42,17 @@ class Perceptrons:
                 slopes.append(0.0)
             elif stage.kind == "elementwise":
                 kinds[-1] = ACTIVATIONS[type(stage.module)]
-                slopes[-1] = getattr(stage.module, "negative_slope", 0.0)
+                slopes[-1] = _slope(stage.module)
         widths = [self.weights[0].shape[2], *(w.shape[1] for w in self.weights)]
         self.widths, self.kinds, self.slopes = array("q", widths), array("q", kinds), array("d", slopes)
-        self.points = [x.shape[1] if x.dim() == 3 else 0, y.shape[1] if y.dim() == 3 - (loss == 2) else 0]
+        each, points = x.dim() == 3, x.shape[-2]
+        self.points = [points, points if each else 0, points if each else 0]  # and from one replica's to the next's
+        native.where("data", [x], x.dtype, x.numel())
+        native.where("targets", [y], y.dtype, y.numel())
+        self.room = sum(self.widths) + 2 * max(self.widths)
+        self.tensors = [*self.weights, *(b for b in self.biases if b is not None)]
+        self.counts = [x.numel() for x in self.tensors]
+        self.held = native.Held(self.tensors, x.dtype, self.counts)
 
     @staticmethod
     def make(ens: Any, x: torch.Tensor, y: torch.Tensor, loss: Loss, each: bool) -> Perceptrons | None:
@@ -56,7 +63,8 @@ class Perceptrons:
         while stages and stages[0].kind == "flatten":
             x, stages = x.flatten(1 + each), stages[1:]
         known = all(
-            stage.kind == "linear" or (stage.kind == "elementwise" and type(stage.module) in ACTIVATIONS)
+            stage.kind == "linear"
+            or (stage.kind == "elementwise" and type(stage.module) in ACTIVATIONS and _slope(stage.module) >= 0)
             for stage in stages
         )
         pairs = pairwise(stages)
@@ -64,14 +72,21 @@ class Perceptrons:
         if not known or not single or not stages or stages[0].kind != "linear" or len(stages) > 60:
             return None
         params = list(ens.parameters())
-        if not all(p.dtype is x.dtype and p.requires_grad and p.is_contiguous() for p in params):
+        if not all(native.plain(p, x.dtype) and p.requires_grad for p in params):
             return None
-        linear = [dict(ens.named_parameters())[s.weight] for s in stages if s.kind == "linear"]
-        if len({id(p) for p in params}) != sum(1 + bool(s.bias) for s in stages if s.kind == "linear"):
+        named = dict(ens.named_parameters())
+        linear = [named[s.weight] for s in stages if s.kind == "linear"]
+        biases = [(named[s.bias], named[s.weight]) for s in stages if s.kind == "linear" and s.bias]
+        if len({id(p) for p in params}) != len(linear) + len(biases):
             return None  # tied, or parameters that no stage holds
-        if x.dim() != 2 + each or x.shape[-1] != linear[0].shape[2]:
+        chained = all(a.shape[1] == b.shape[2] for a, b in pairwise(linear)) and (not each or len(x) == len(ens))
+        if not chained or not all(b.shape == w.shape[:2] for b, w in biases):
+            return None  # autograd says what is wrong
+        if x.dim() != 2 + each or x.shape[-1] != linear[0].shape[2] or y.shape[: 1 + each] != x.shape[:-1]:
             return None
-        out = linear[-1].shape[1]
+        out, x, y = linear[-1].shape[1], x.detach().resolve_neg(), y.detach().resolve_neg()
+        if type(x) is not torch.Tensor or type(y) is not torch.Tensor or not (y.is_cpu and x.numel()):
+            return None
         if kind == 2:
             if y.is_floating_point() or y.dim() != 1 + each or not bool(((y >= 0) & (y < out)).all()):
                 return None
@@ -82,21 +97,49 @@ class Perceptrons:
 
     def __call__(self, index: torch.Tensor, gradient: bool = True) -> torch.Tensor:
         """The losses of all replicas on the points of `index` (n, batch), and into ``.grad`` their gradients."""
-        tensors = [x for x in (*self.weights, *self.biases) if x is not None]
-        if gradient:
-            for x in tensors:
-                if x.grad is None or not x.grad.is_contiguous():
-                    x.grad = torch.empty_like(x)
-        n, batch = index.shape
-        losses, faulty = torch.empty(n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
-        at = [array("q", [0 if x is None else x.data_ptr() for x in row]) for row in (self.weights, self.biases)]
-        grads: list[Any] = [None, None]
-        if gradient:
-            held = [[None if x is None else x.grad for x in row] for row in (self.weights, self.biases)]
-            grads = [array("q", [0 if g is None else g.data_ptr() for g in row]) for row in held]
-        room = batch * (sum(self.widths) + 2 * max(self.widths))
-        data = [self.x, self.y, self.points, index.contiguous(), self.loss, losses, faulty, room]
+        n, dtype = len(self.ens), self.dtype
+        if not self.held.still() or self.held.at is None:
+            kinds = ", ".join(sorted({f"{x.dtype} on {x.device}" for x in self.tensors}))
+            raise TypeError(
+                f"the replicas have changed ({kinds} now; data of {dtype}): call tether.train again, with data to match"
+            )
+        if index.dim() != 2 or len(index) != n or not index.shape[1] or index.dtype is not torch.int64:
+            raise ValueError(
+                f"index of shape {tuple(index.shape)} and {index.dtype}: it must hold the points of a batch for each of "
+                f"{n} replicas, torch.int64 of shape ({n}, batch)"
+            )
+        index = index.contiguous()
+        batch = index.shape[1]
+        native.where("the points of a batch", [index], torch.int64, n * batch)
+        grads = self.rows(self.gradients()) if gradient else (None, None)
+        losses = torch.empty(n, dtype=torch.float64, device="cpu")
+        faulty = torch.zeros(n, dtype=torch.int64, device="cpu")
+        data = [self.x, self.y, self.points, index, self.loss, losses, faulty, batch * self.room]
         sizes = [n, batch, len(self.weights)]
-        native.gradients(self.dtype, sizes, [self.widths, self.kinds, self.slopes, *at, *grads], data)
+        tables = [self.widths, self.kinds, self.slopes, *self.rows(self.held.at), *grads]
+        native.gradients(dtype, sizes, tables, data)
         self.finite = not bool(faulty.any())
         return losses
+
+    def gradients(self) -> array[int]:
+        """Where the gradients are to go; those that the kernel cannot write to are made anew."""
+        found = [x.grad for x in self.tensors]
+        whole = [g for g in found if g is not None]
+        at = native.addresses(whole, self.dtype, self.counts) if len(whole) == len(found) else None
+        if at is not None:
+            return at
+        for x, g in zip(self.tensors, found, strict=True):
+            if g is None or g.shape != x.shape or not native.plain(g, self.dtype):
+                x.grad = torch.empty_like(x, memory_format=torch.contiguous_format)
+        fresh = [x.grad for x in self.tensors if x.grad is not None]
+        return native.where("gradients", fresh, self.dtype, *self.counts)
+
+    def rows(self, at: array[int]) -> tuple[array[int], array[int]]:
+        """Addresses of `tensors` as those of the weights and of the biases, 0 for a layer without."""
+        biases = iter(at[len(self.weights) :])
+        return at[: len(self.weights)], array("q", [0 if b is None else next(biases) for b in self.biases])
+
+
+def _slope(module: nn.Module) -> float:
+    """Of a leaky activation; where it is below 0 the kernel cannot tell from the value on which side it was."""
+    return float(getattr(module, "negative_slope", 0.0))

@@ -56,7 +56,7 @@ class Motion:
             return True
         if any(param.grad is not None for param in self.waiting):
             return True
-        return not all(block.held.still() for block in self.blocks)
+        return not all(block.fits() for block in self.blocks)
 
     def begin(
         self, scalars: dict[str, Scalar], weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()

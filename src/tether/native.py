@@ -1,18 +1,17 @@
-"""The optional compiled kernel: builds `native.c` with the C compiler on first use, or does without.
+"""The optional compiled kernel: its functions, and the one check of all that is handed to them.
 
 It is a fast path only. Without a compiler, on another device, for half precision, or with
-``TETHER_NATIVE=0`` the same numbers, to rounding, come from torch and numpy.
+``TETHER_NATIVE=0`` the same numbers, to rounding, come from torch and numpy. `describe` tells which kernel is at work.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
+import shlex
 import struct
 import subprocess
-import tempfile
+import threading
+import warnings
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -22,21 +21,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tether import build
+
 __all__ = [
     "BLOCK",
     "DRAWS",
     "Bounded",
+    "Held",
+    "KernelError",
     "Layout",
     "Stiefel",
     "addresses",
     "bounded",
-    "build",
+    "call",
+    "describe",
     "finite",
     "gradients",
     "integers",
     "library",
     "pack",
     "pack_each",
+    "plain",
     "product",
     "replicas_in",
     "rows_of",
@@ -44,47 +49,106 @@ __all__ = [
     "serves",
     "shuffle",
     "stiefel",
+    "where",
 ]
 
 DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
-FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
-BLOCK = 1 << 16  # as in native.c and noise.py
+DEPTH = 64  # the layers of a perceptron are fewer
+BLOCK = 1 << 16  # as in noise.py
+CHUNK = 1 << 11  # the same
 SMALL = 1 << 16  # elements below which a second thread costs more than it saves
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may hold their numbers anywhere
 Op = tuple[int, int, float, float, float, float]  # target, draw, and the coefficients own, p, g, R
 OP = struct.Struct("=qqdddd")
 ROW = np.dtype("=i8,=i8,=f8,=f8,=f8,=f8")  # the same, for tables of ops
+LEVELS = {0: "of the machine", 1: "x86-64", 2: "x86-64-v2", 3: "x86-64-v3 (AVX2)", 4: "x86-64-v4 (AVX-512)"}
+
+# The arguments of every kernel: n an integer, d a double, a an address. A test reads the C prototypes and compares.
+KERNELS = {
+    "run": "nn aaaaa nnn aann",
+    "finite": "naan",
+    "bounded": "nnn aaaaaaa nn an",
+    "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
+    "gradients": "nnn aaaaaaaaa nnn a n aaaa nn",
+    "ahead": "aaaa nnnn",
+    "back": "aaa nnnn",
+    "divide": "aaa dd a nnn",
+    "kinks": "nnnn aaaaaaaaa n",
+}
+TYPES = {"n": ctypes.c_int64, "d": ctypes.c_double, "a": ctypes.c_void_p}
+FAULTS = {  # as in kernel.h
+    -1: "a buffer is missing that an update needs (a gradient, momenta, or torch's matrix product)",
+    -2: "an update names a target or a draw that does not exist",
+    -3: "an index of a minibatch, or a label, is out of range",
+    -4: "a size is out of range",
+}
+
+
+class KernelError(RuntimeError):
+    """The kernel refused its arguments; it has written nothing."""
+
+
+_lock = threading.Lock()
 
 
 def library() -> ctypes.CDLL | None:
     """The compiled kernel, or None where it cannot be had."""
-    return build("native.c", "kernel.h", "stiefel.c", "mlp.c")
+    found = _built()
+    return found.library if isinstance(found, build.Built) else None
 
 
-@lru_cache
-def build(*sources: str) -> ctypes.CDLL | None:
-    """Compile the first of these files, which includes the others, or take it from the cache; None if that fails."""
-    if os.environ.get("TETHER_NATIVE", "1") == "0":
-        return None
-    files = [Path(__file__).with_name(source) for source in sources]
-    compiler = os.environ.get("CC", "cc")
+def _built() -> build.Built | str:
+    with _lock:  # two threads, one compiler
+        return _build_once()
+
+
+@lru_cache(maxsize=1)
+def _build_once() -> build.Built | str:
+    """The kernel, or why there is none; says so once, unless that was asked for."""
     try:
-        texts = [file.read_text() for file in files]
-        recipe = "\0".join((*texts, compiler, *FLAGS, platform.machine(), platform.platform()))
-        name = f"{files[0].stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tether"
-        if not (cache / name).exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                built = Path(scratch) / name
-                command = [compiler, *FLAGS, str(files[0]), "-o", str(built), "-lm"]
-                # torch's own OpenMP threads where there are any; else one thread, and no choice of instructions
-                if subprocess.run([*command, "-fopenmp"], capture_output=True, timeout=120).returncode:
-                    subprocess.run([*command, "-DPLAIN"], check=True, capture_output=True, timeout=120)
-                built.replace(cache / name)  # atomic: another process may be building it too
-        return ctypes.CDLL(str(cache / name))
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return None
+        built = build.kernel()
+        facts = _facts(built.library)
+        if facts[:5] != [OP.size, BLOCK, CHUNK, DRAWS, DEPTH]:
+            raise build.Failed(f"the library says {facts[:5]}, native.py {[OP.size, BLOCK, CHUNK, DRAWS, DEPTH]}")
+        return built
+    except build.Failed as error:
+        if "TETHER_NATIVE" not in str(error):
+            warnings.warn(
+                f"tether goes without its compiled kernel, and is slower: {error}. Install a C compiler or name one "
+                "with CC=...; TETHER_NATIVE=0 does without it silently",
+                stacklevel=2,
+            )
+        return str(error)
+
+
+def _facts(kernel: ctypes.CDLL) -> list[int]:
+    facts = (ctypes.c_int64 * 8)()
+    kernel.abi(facts)
+    return list(facts)
+
+
+def describe() -> str:
+    """Which kernel is at work: compiler and flags, threads, instructions, file, and the matrix product it calls."""
+    built = _built()
+    if isinstance(built, str):
+        return f"no compiled kernel: {built}"
+    *_, parallel, cloned, level = _facts(built.library)
+    try:
+        command = [*built.compiler, "--version"]
+        version = subprocess.run(command, capture_output=True, timeout=10).stdout.decode("utf-8", "replace")
+    except (OSError, subprocess.SubprocessError):
+        version = ""
+    found = [name for dtype, name in {torch.float32: "sgemm", torch.float64: "dgemm"}.items() if product(dtype)]
+    rows = {
+        "compiler": f"{shlex.join(built.compiler)} ({version.partition(chr(10))[0] or 'not found any more'})",
+        "flags": shlex.join(built.flags),
+        "threads": "OpenMP" if parallel else "one: built without OpenMP",
+        "instructions": f"{LEVELS[level]}, {'chosen when it was loaded' if cloned else 'one version only'}",
+        "library": built.path,
+        "BLAS": f"{' and '.join(found)} of torch" if found else "none found: orthogonal weights by torch itself",
+    }
+    return "\n".join(f"{name:<13}{text}" for name, text in rows.items())
 
 
 @lru_cache
@@ -93,14 +157,85 @@ def serves(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype in SUFFIX and device.type == "cpu" and library() is not None
 
 
+@lru_cache(maxsize=1)
+def _functions() -> dict[tuple[str, torch.dtype], Any]:
+    """The kernel's functions with the types of their arguments declared."""
+    names = {(name, dtype): f"{name}_{suffix}" for name in KERNELS for dtype, suffix in SUFFIX.items()}
+    arguments = {(name, dtype): KERNELS[name] for name, dtype in names}
+    names["shuffle", torch.int64], arguments["shuffle", torch.int64] = "shuffle", "nnaaa"
+    functions: dict[tuple[str, torch.dtype], Any] = {key: getattr(library(), name) for key, name in names.items()}
+    for key, function in functions.items():
+        function.argtypes = [TYPES[letter] for letter in arguments[key].replace(" ", "")]
+        function.restype = ctypes.c_int64
+    return functions
+
+
+def call(name: str, dtype: torch.dtype, *arguments: Any) -> int:
+    """Run a kernel; an error says what it refused."""
+    code: int = _functions()[name, dtype](*arguments)
+    if code < 0:
+        raise KernelError(f"the kernel {name!r} refused its arguments: {FAULTS.get(code, code)}. Nothing was written")
+    return code
+
+
+def plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """May the kernel read and write this tensor where it lies? The one check before an address is taken."""
+    # conjugated tensors are complex, so the dtype tells
+    return type(x) in PLAIN and x.dtype is dtype and x.is_contiguous() and x.is_cpu and not x.is_neg()
+
+
+def addresses(tensors: Iterable[torch.Tensor], dtype: torch.dtype, counts: Iterable[int]) -> array[int] | None:
+    """Where tensors of so many numbers lie; None if the kernel cannot take one of them as it is."""
+    at = array("q")
+    for x, count in zip(tensors, counts, strict=True):
+        # `plain`, written out: this runs for every tensor at every step
+        if type(x) not in PLAIN or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu or x.is_neg():
+            return None
+        place = x.data_ptr()
+        if x.numel() != count or (not place and count):
+            return None
+        at.append(place)
+    return at
+
+
+class Held:
+    """Tensors that are handed to the kernel again and again, and where they lie."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype, counts: Sequence[int]) -> None:
+        self.tensors, self.dtype, self.counts = tensors, dtype, counts
+        self.at: array[int] | None = None
+
+    def still(self) -> bool:
+        """Can the kernel take them as they are now? What lies where it lay is examined for dtype and shape only."""
+        if self.at is not None:
+            found, dtype = array("q"), self.dtype
+            for x, count in zip(self.tensors, self.counts, strict=True):
+                if x.dtype is not dtype or not x.is_contiguous() or x.numel() != count:
+                    break
+                found.append(x.data_ptr())
+            if found == self.at:
+                return True
+        self.at = addresses(self.tensors, self.dtype, self.counts)
+        return self.at is not None
+
+
+def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *counts: int) -> array[int]:
+    """Where tensors of so many numbers lie, one count for all or for each; an error names the one that does not fit."""
+    wanted = counts if len(counts) == len(tensors) else counts * len(tensors)
+    at = addresses(tensors, dtype, wanted)
+    if at is not None:
+        return at
+    x, count = next((x, n) for x, n in zip(tensors, wanted, strict=True) if addresses([x], dtype, [n]) is None)
+    kind = f"{type(x).__name__} of {x.dtype}, shape {tuple(x.shape)}, on {x.device}"
+    raise KernelError(
+        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of {dtype} "
+        f"on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
+    )
+
+
 def integers(values: Iterable[int]) -> array[int]:
     """64-bit integers the kernel can read."""
     return array("q", values)
-
-
-def addresses(tensors: Iterable[torch.Tensor]) -> array[int]:
-    """Where contiguous tensors lie."""
-    return array("q", [x.data_ptr() for x in tensors])
 
 
 def pack_each(ops: Sequence[tuple[Any, ...]], rows: int) -> bytes:
@@ -138,9 +273,13 @@ class Layout:
 
     def __init__(self, counts: Sequence[int], rows: int = 1, lanes: Sequence[int] | None = None) -> None:
         self.rows, self.counts = rows, counts  # of one replica
+        self.whole = [size * rows for size in counts]
         self.sizes = integers(counts)
         self.blocks = sum(-(-size // BLOCK) for size in counts)
+        if lanes is not None and len(lanes) < rows:
+            raise ValueError(f"{len(lanes)} lanes for {rows} replicas: there must be one for each")
         self.lane = None if lanes is None else integers([lane + 1 for lane in lanes])
+        self.at = self.sizes.buffer_info()[0], None if self.lane is None else self.lane.buffer_info()[0]
         self.large = sum(counts) * rows >= SMALL
 
 
@@ -155,14 +294,14 @@ def run(
     p: array[int] | None = None,
     g: array[int] | None = None,
 ) -> None:
-    """Take the tensors at these addresses through the ops; `keys` start the streams of each draw and block.
+    """Take the tensors at these `addresses`, of the layout's sizes, through the ops.
 
-    `each` is the number of rows of ops where every replica has its own.
+    `keys` start the streams of each draw and block; `each` is the number of rows of ops where every replica has its own.
     """
-    at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g, layout.sizes, layout.lane)]
-    count, threads = len(ops) // OP.size // max(each, 1), torch.get_num_threads() if layout.large else 1
-    run = _functions()["run", dtype]
-    run(len(layout.sizes), layout.rows, *at, layout.blocks, count, each, ops, keys, threads)
+    at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
+    lengths = layout.blocks, len(ops) // OP.size // max(each, 1), each
+    threads = torch.get_num_threads() if layout.large else 1
+    call("run", dtype, len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys, len(keys) // 24, threads)
 
 
 class Bounded(NamedTuple):
@@ -190,17 +329,27 @@ class Stiefel(NamedTuple):
 
 
 def bounded(
-    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor | None], ops: bytes
+    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes
 ) -> None:
     """Take a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
-    θ = vectors[0]
-    assert θ is not None
-    threads = torch.get_num_threads() if θ.numel() >= SMALL else 1
-    drawn = addresses(x for x in noise if x is not None)
-    run = _functions()["bounded", θ.dtype]
-    at = [None if x is None else x.data_ptr() for x in vectors]
-    at += [kind.radius.buffer_info()[0], drawn.buffer_info()[0]]
-    run(kind.rows, kind.columns, kind.slack, *at, len(ops) // OP.size, ops, threads)
+    rows, columns, slack, radius = kind
+    inside, wide = (rows * columns, rows * (columns + slack)) if columns else (rows, rows)
+    θ, q, p, g = vectors
+    assert θ is not None and q is not None
+    tensors, counts = [θ, q], [inside, wide]
+    for x, count in ((p, wide), (g, inside)):
+        if x is not None:
+            tensors.append(x)
+            counts.append(count)
+    lengths = array("q", [x.numel() for x in noise])  # the kernel knows how long they must be
+    found = where("a parameter on a surface", [*tensors, *noise], θ.dtype, *counts, *lengths)
+    if len(radius) != (rows if columns else 1):
+        raise KernelError(f"{len(radius)} radii for {rows} rows: there must be one for each")
+    last = len(tensors)
+    at = (found[0], found[1], None if p is None else found[2], None if g is None else found[last - 1])
+    tables = radius.buffer_info()[0], found.buffer_info()[0] + 8 * last, lengths.buffer_info()[0]
+    threads = torch.get_num_threads() if inside >= SMALL else 1
+    call("bounded", θ.dtype, rows, columns, slack, *at, *tables, len(noise), len(ops) // OP.size, ops, threads)
 
 
 def stiefel(
@@ -216,26 +365,26 @@ def stiefel(
 ) -> list[int]:
     """Take matrices with orthonormal columns through the ops, into `out` and `moved`; returns those too hard for it."""
     r, s, tall, *limits = kind
-    dtype = out.dtype
+    dtype, count = out.dtype, len(θ)
+    if not tall:  # points and momenta are held as tall matrices, over the memory of wide ones
+        p, moved = [x.mT for x in p], None if moved is None else moved.mT
+    if any(x and len(x) != count for x in (p, g)):
+        raise KernelError(f"{len(p)} momenta and {len(g)} gradients for {count} matrices: there must be one for each")
     small = r * s * s < 1 << 24
     # small products belong into a parallel region even where there is one matrix: BLAS then leaves the threads alone
     threads, inner = (torch.get_num_threads(), 1) if small else (1, torch.get_num_threads())
     room = 5 * r * s + s * s
-    scratch = _scratch(dtype, room * threads)
-    ok = integers([0] * len(θ))
-    lists = [addresses(x) if x else None for x in (θ, p, g, noise)]
-    at = [x.buffer_info()[0] if x else None for x in lists]
-    places = [out.data_ptr(), None if moved is None else moved.data_ptr()]
+    scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
+    ok = integers([0] * count)
+    lists = [where("a matrix", x, dtype, r * s) if x else None for x in (θ, p, g)]
+    drawn = where("the noise of matrices", noise, dtype, count * r * s)
+    results = where("matrices", [out] if moved is None else [out, moved], dtype, count * r * s)
+    at = [x.buffer_info()[0] if x else None for x in (*lists, drawn)]
+    places = [results[0], None if moved is None else results[1]]
+    numbers = [len(ops) // OP.size // max(each, 1), ops, each, *limits]
     work = [ok.buffer_info()[0], scratch.data_ptr(), room, threads, inner]
-    _functions()["stiefel", dtype](
-        len(θ), r, s, tall, *at, *places, len(ops) // OP.size // max(each, 1), ops, each, *limits, product(dtype), *work
-    )
+    call("stiefel", dtype, count, r, s, tall, *at, len(noise), *places, *numbers, product(dtype), *work)
     return [i for i, fine in enumerate(ok) if not fine]
-
-
-@lru_cache(maxsize=8)
-def _scratch(dtype: torch.dtype, size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype)
 
 
 @lru_cache
@@ -250,52 +399,32 @@ def product(dtype: torch.dtype) -> int | None:
 
 def shuffle(points: int, key: bytes, layout: Layout) -> torch.Tensor:
     """A permutation for each replica of the layout, named by the key."""
-    out = torch.empty(layout.rows, points, dtype=torch.int64)
-    lane = None if layout.lane is None else layout.lane.buffer_info()[0]
-    _functions()["shuffle", torch.int64](layout.rows, points, key, lane, out.data_ptr())
+    out = torch.empty(layout.rows, points, dtype=torch.int64, device="cpu")
+    call("shuffle", torch.int64, layout.rows, points, key, layout.at[1], out.data_ptr())
     return out
 
 
 def gradients(
     dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
 ) -> None:
-    """Losses and gradients of many perceptrons; see `tether.mlp`, which lays out the arguments."""
+    """Losses and gradients of many perceptrons; see `tether.mlp`, which lays out and checks the arguments."""
     at = [None if x is None else x.buffer_info()[0] for x in tables]
     x, y, points, index, kind, losses, faulty, room = data
-    replicas = sizes[0]
-    threads = min(torch.get_num_threads(), replicas)
-    scratch = _scratch(dtype, room * threads)
+    threads = min(torch.get_num_threads(), sizes[0])
+    scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
     results = [losses.data_ptr(), faulty.data_ptr()]
     rest = [index.data_ptr(), kind, *results, product(dtype), scratch.data_ptr(), room, threads]
-    _functions()["gradients", dtype](*sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
+    call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
 
 
-def finite(dtype: torch.dtype, sizes: array[int], x: array[int]) -> bool:
-    """Are all numbers of the contiguous tensors at these addresses finite?"""
+def finite(tensors: Sequence[torch.Tensor]) -> bool | None:
+    """Are all numbers of these tensors, alike in dtype and device, finite? None if the kernel cannot tell."""
+    first = tensors[0]
+    if not serves(first.dtype, first.device):
+        return None
+    # dtype and device are known, and the sign does not matter
+    if not PLAIN.issuperset(map(type, tensors)) or not all([x.is_contiguous() for x in tensors]):
+        return None
+    sizes, at = array("q", [x.numel() for x in tensors]), array("q", [x.data_ptr() for x in tensors])
     threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1
-    return bool(_functions()["finite", dtype](len(sizes), x.buffer_info()[0], sizes.buffer_info()[0], threads))
-
-
-@lru_cache(maxsize=1)
-def _functions() -> dict[tuple[str, torch.dtype], Any]:
-    """The kernel's functions with the types of their arguments declared."""
-    functions: dict[tuple[str, torch.dtype], Any] = {}
-    size, address = ctypes.c_int64, ctypes.c_void_p
-    functions["shuffle", torch.int64] = order = getattr(library(), "shuffle")  # noqa: B009
-    order.argtypes, order.restype = [size, size, ctypes.c_char_p, address, address], None
-    for dtype, suffix in SUFFIX.items():
-        functions["run", dtype] = run = getattr(library(), f"run_{suffix}")
-        run.argtypes, run.restype = [size] * 2 + [address] * 5 + [size] * 3 + [address, ctypes.c_char_p, size], None
-        functions["bounded", dtype] = bound = getattr(library(), f"bounded_{suffix}")
-        bound.argtypes, bound.restype = [size] * 3 + [address] * 6 + [size, address, size], None
-        functions["stiefel", dtype] = matrices = getattr(library(), f"stiefel_{suffix}")
-        limits = [ctypes.c_double, ctypes.c_double, size]
-        numbers = [size, ctypes.c_char_p, size, *limits]
-        matrices.argtypes = [*[size] * 4, *[address] * 6, *numbers, *[address] * 3, *[size] * 3]
-        matrices.restype = None
-        functions["gradients", dtype] = nets = getattr(library(), f"gradients_{suffix}")
-        nets.argtypes = [*[size] * 3, *[address] * 9, size, size, address, size, *[address] * 4, size, size]
-        nets.restype = None
-        functions["finite", dtype] = test = getattr(library(), f"finite_{suffix}")
-        test.argtypes, test.restype = [size, address, address, size], size
-    return functions
+    return bool(call("finite", first.dtype, len(sizes), at.buffer_info()[0], sizes.buffer_info()[0], threads))

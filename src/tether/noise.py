@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,8 @@ __all__ = ["BLOCK", "CHUNK", "Normals", "keys", "permutations", "reference", "sh
 # Part of what a stream is, like a file format: a parameter is cut into blocks with a stream each, a block into
 # chunks, and a chunk of m normals takes k = ⌈m/2⌉ radii, then k angles; its first k normals are the cosines.
 BLOCK = native.BLOCK
-CHUNK = 1 << 11
+CHUNK = native.CHUNK
+FILL = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
 GOLDEN = 0x9E3779B97F4A7C15  # lanes start apart by this
 
 
@@ -37,8 +39,14 @@ def key(seed: int, step: int, draw: int, name: str, block: int) -> bytes:
 
 def keys(seed: int, step: int, draw: int, names: Sequence[str], sizes: Sequence[int]) -> bytes:
     """The keys of all blocks of some parameters, one after the other."""
-    blocks = [(name, block) for name, size in zip(names, sizes, strict=True) for block in range(-(-size // BLOCK))]
-    return b"".join([key(seed, step, draw, name, block) for name, block in blocks])
+    common = hashlib.blake2b(f"{seed}/{step}/{draw}/".encode(), digest_size=24)  # what all names begin with
+    found = []
+    for name, size in zip(names, sizes, strict=True):
+        for block in range(-(-size // BLOCK)):
+            own = common.copy()
+            own.update(f"{block}/{name}".encode())
+            found.append(own.digest())
+    return b"".join(found)
 
 
 def reference(
@@ -50,7 +58,7 @@ def reference(
     32-bit integers i, j; 64 bits for float64.
     """
     bits, integer = (63, np.int64) if dtype is torch.float64 else (31, np.int32)
-    out = torch.empty(size, dtype=dtype)
+    out = torch.empty(size, dtype=dtype, device="cpu")
     for at, piece in enumerate(torch.split(out, BLOCK) if size else ()):
         words = stream(key(seed, step, draw, name, at), lane)
         for chunk in torch.split(piece, CHUNK):
@@ -99,13 +107,20 @@ class Normals:
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         self.wide = self.flat if wide is dtype else torch.zeros(total, dtype=wide, device=device)
         self.pieces = [self.wide[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
+        self.at: array[int] | None = None
+
+    def places(self) -> array[int] | None:
+        """Where the pieces lie; known as long as the buffer is where it was, which a copy of this object is not."""
+        base = self.wide.data_ptr()
+        if self.at is None or self.base != base:
+            self.at, self.base = native.addresses(self.pieces, self.wide.dtype, self.layout.whole), base
+        return self.at
 
     def draw(self, seed: int, step: int, draw: int) -> torch.Tensor:
         """The flat buffer, filled; it is overwritten by the next draw."""
         if native.serves(self.wide.dtype, self.device):
-            fill = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
             start = keys(seed, step, draw, self.names, self.layout.counts)
-            native.run(self.wide.dtype, self.layout, fill, start, p=native.addresses(self.pieces))
+            native.run(self.wide.dtype, self.layout, FILL, start, p=self.places())
         else:
             for piece, name, count in zip(self.pieces, self.names, self.layout.counts, strict=True):
                 for lane, part in zip(self.lanes or (None,), piece.view(-1, count) if count else [], strict=False):
@@ -133,7 +148,7 @@ def shuffled(points: int, start: bytes, lane: int | None) -> torch.Tensor:
     for i, u in zip(range(points - 1, 0, -1), raw.tolist(), strict=True):
         j = u * (i + 1) >> 32
         order[i], order[j] = order[j], order[i]
-    return torch.tensor(order, dtype=torch.int64)
+    return torch.tensor(order, dtype=torch.int64, device="cpu")
 
 
 def by_device(piece: torch.Tensor, name: bytes) -> None:

@@ -1,20 +1,5 @@
-// Products with |w|^p, p = 1 or 2, in one pass over the weights and summed in double; and g/γ where γ is the product of a
-// column and a row. edges.py compiles this file on first use and holds the same mathematics in Python.
-
-#ifndef REAL
-#include <math.h>
-#include "kernel.h"
-
-#define REAL float
-#define SUFFIX _f32
-#include "path.c"
-#undef REAL
-#undef SUFFIX
-#define REAL double
-#define SUFFIX _f64
-#include "path.c"
-
-#else
+// Included by native.c, once for each REAL. Products with |w|^p, p = 1 or 2, in one pass over the weights and summed in
+// double; and g/γ where γ is the product of a column and a row. edges.py holds the same mathematics.
 
 // y_o += Σ_i |w_oi|^p x_i, four rows at a time: sums that do not wait for one another
 CLONES static void NAME(four)(const REAL *w, const double *x, double *y, int64_t columns, int64_t square) {
@@ -43,13 +28,15 @@ CLONES static void NAME(four)(const REAL *w, const double *x, double *y, int64_t
 static double NAME(edge)(REAL w, int64_t square) { return square ? (double)w * (double)w : fabs((double)w); }
 
 // y ← |w|^p x + |b|^p; b may be null
-void NAME(ahead)(const REAL *w, const REAL *b, const double *x, double *y, int64_t rows, int64_t columns,
-                 int64_t square, int64_t threads) {
+int64_t NAME(ahead)(const REAL *w, const REAL *b, const double *x, double *y, int64_t rows, int64_t columns,
+                    int64_t square, int64_t threads) {
+  if (rows && (!y || (columns && (!w || !x)))) return NO_BUFFER;
   for (int64_t o = 0; o < rows; o++) y[o] = b ? NAME(edge)(b[o], square) : 0;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int64_t o = 0; o < rows / 4; o++) NAME(four)(w + 4 * o * columns, x, y + 4 * o, columns, square);
   for (int64_t o = rows / 4 * 4; o < rows; o++)
     for (int64_t i = 0; i < columns; i++) y[o] += NAME(edge)(w[o * columns + i], square) * x[i];
+  return FINE;
 }
 
 // x_i += Σ_o |w_oi|^p y_o for the columns of w from here on, four rows at a time
@@ -74,12 +61,14 @@ CLONES static void NAME(strip)(const REAL *w, const double *y, double *x, int64_
     for (int64_t i = 0; i < width; i++) x[i] += NAME(edge)(w[o * columns + i], square) * y[o];
 }
 
-void NAME(back)(const REAL *w, const double *y, double *x, int64_t rows, int64_t columns, int64_t square,
-                int64_t threads) {
+int64_t NAME(back)(const REAL *w, const double *y, double *x, int64_t rows, int64_t columns, int64_t square,
+                   int64_t threads) {
+  if (columns && (!x || (rows && (!w || !y)))) return NO_BUFFER;
   const int64_t width = threads > 1 ? (columns + threads - 1) / threads : columns;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int64_t at = 0; at < columns; at += width)
     NAME(strip)(w + at, y, x + at, rows, columns, columns - at < width ? columns - at : width, square);
+  return FINE;
 }
 
 // to ← keep·to + times·g/(r_o c_i), and 0 for the quotient where the divisor is 0
@@ -94,11 +83,11 @@ CLONES static void NAME(quotient)(const REAL *g, REAL r, const REAL *c, REAL tim
   }
 }
 
-void NAME(divide)(const REAL *g, const REAL *r, const REAL *c, double times, double keep, REAL *to, int64_t rows,
-                  int64_t columns, int64_t threads) {
+int64_t NAME(divide)(const REAL *g, const REAL *r, const REAL *c, double times, double keep, REAL *to, int64_t rows,
+                     int64_t columns, int64_t threads) {
+  if (rows && columns && (!g || !c || !to)) return NO_BUFFER;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int64_t o = 0; o < rows; o++)
     NAME(quotient)(g + o * columns, r ? r[o] : 1, c, (REAL)times, (REAL)keep, to + o * columns, columns);
+  return FINE;
 }
-
-#endif

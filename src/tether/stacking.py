@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+
+from tether.private import stream
 
 __all__ = ["Factory", "build_one", "facts", "number", "replaced", "same", "tensors"]
 
@@ -31,9 +34,10 @@ def build_one(factory: Factory, seed: int, i: int) -> nn.Module:
     if not isinstance(seed, int):
         raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
     name = hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=8).digest()
-    busy = torch.cuda.is_initialized()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if busy else []):
-        torch.manual_seed(int.from_bytes(name, "little") >> 1)
+    with ExitStack() as stack:
+        stack.enter_context(stream(int.from_bytes(name, "little") >> 1))
+        if torch.cuda.is_initialized():  # a factory that seeds torch seeds those too
+            stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         module = factory()
     if not isinstance(module, nn.Module):
         raise TypeError(f"the factory returned a {type(module).__name__}; it must return a torch.nn.Module")

@@ -69,7 +69,7 @@ static REAL NAME(reach)(const NAME(Stiefel) *m, const REAL *x, const REAL *y, RE
 #pragma omp parallel for num_threads(m->threads) if (m->threads > 1)
   for (int64_t j = 0; j < m->s; j += 128) NAME(lengths)(m, x, y, j, j + 128 < m->s ? j + 128 : m->s, columns);
   for (int64_t j = 0; j < m->s; j++) longest = columns[j] > longest ? columns[j] : longest;
-  return (REAL)sqrt(longest) / m->scale;
+  return ROOT(longest) / m->scale;
 }
 
 // Λ = ½QᵀQ/c² of a narrow matrix, with its sums in double precision: those over long columns need it.
@@ -120,11 +120,11 @@ CLONES static REAL NAME(rows)(REAL *multiplier, int64_t s, REAL *largest) {
       sum += size * size;
       top = size > top ? size : top;
     }
-    if (!(sum <= longest)) longest = sum;
+    if (!(sum <= longest)) longest = longest == longest ? sum : longest;  // nan stays
     most = top > most ? top : most;
   }
   *largest = most;
-  return (REAL)sqrt(longest);
+  return ROOT(longest);
 }
 
 CLONES static void NAME(piece)(REAL *to, REAL a, const REAL *x, REAL b, const REAL *y, int64_t n) {
@@ -217,22 +217,26 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
 }
 
 // A stack of matrices, `ok` telling which could be moved. Large ones leave the threads to the products.
-void NAME(stiefel)(int64_t count, int64_t r, int64_t s, int64_t tall, void *const *theta, void *const *p, void *const *g,
-                   void *const *noise, void *out, void *moved, int64_t ops, const Op *op, int64_t each, double tolerance,
-                   double scale, int64_t iterations, void *gemm, int64_t *ok, void *scratch, int64_t room, int64_t threads,
-                   int64_t inner) {
+int64_t NAME(stiefel)(int64_t count, int64_t r, int64_t s, int64_t tall, void *const *theta, void *const *p,
+                      void *const *g, void *const *noise, int64_t draws, void *out, void *moved, int64_t ops, const Op *op,
+                      int64_t each, double tolerance, double scale, int64_t iterations, void *gemm, int64_t *ok,
+                      void *scratch, int64_t room, int64_t threads, int64_t inner) {
   const NAME(Stiefel) m = {r, s, tall, (REAL)tolerance, (REAL)scale, iterations, inner, (NAME(Gemm) *)gemm};
-  const int64_t n = r * s;
+  const int64_t n = r * s, fault = sound(op, ops * (each ? each : 1), 3, 1, p, g, draws);
+  if (fault) return fault;
+  if (!gemm || !theta || !out || !scratch || (p && !moved)) return NO_BUFFER;
+  if (r < s || s < 1 || r > INT32_MAX || room < 5 * n + s * s) return BAD_SIZE;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
   for (int64_t i = 0; i < count; i++) {
-    const REAL *draws[8];
+    const REAL *drawn[DRAWS];
     const Op *own_ops = op + (each ? i % each : 0) * ops;  // of this replica
     for (int64_t o = 0; o < ops; o++)
-      if (op[o].draw >= 0) draws[op[o].draw] = (const REAL *)noise[op[o].draw] + i * n;
+      if (op[o].draw >= 0) drawn[op[o].draw] = (const REAL *)noise[op[o].draw] + i * n;
     REAL *own = (REAL *)scratch + omp_get_thread_num() * room;
     FLUSH
-    ok[i] = NAME(matrix)(&m, theta[i], p ? p[i] : 0, g ? g[i] : 0, draws, ops, own_ops, (REAL *)out + i * n,
+    ok[i] = NAME(matrix)(&m, theta[i], p ? p[i] : 0, g ? g[i] : 0, drawn, ops, own_ops, (REAL *)out + i * n,
                          moved ? (REAL *)moved + i * n : 0, own);
     RESTORE
   }
+  return FINE;
 }

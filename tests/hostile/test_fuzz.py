@@ -79,7 +79,8 @@ class Run:
             return getattr(methods, c["method"])(model, lr=0.05, **extra.get(c["method"], {}), **options)
         surface = SURFACES[c["surface"]]()
         parts = [Part("*.weight", on=surface), Part("*")]
-        fields = {"temperature": 0.01, "friction": 0.5, "coupling": 0.05}
+        values = {"τ": ("temperature", 0.01), "γ": ("friction", 0.5), "ε": ("coupling", 0.05)}
+        fields = dict(values[symbol] for symbol in tether.words.parse(c["word"]).needs if symbol in values)
         return Optimizer(model, parts, lr=0.05, word=c["word"], **fields, **options)
 
     def grow(self, model, opt):

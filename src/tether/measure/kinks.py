@@ -10,12 +10,9 @@ always on, with z = 1. Compiled on first use; where that cannot be, the layers a
 
 from __future__ import annotations
 
-import ctypes
 import math
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -31,7 +28,7 @@ def serves(tensors: Sequence[torch.Tensor], points: int) -> bool:
     first = tensors[0]
     if len(tensors) != 2 or points < FEW or first.dim() != 2 or any(x.dtype != first.dtype for x in tensors):
         return False
-    if first.dtype not in native.SUFFIX or first.device.type != "cpu" or _library() is None:
+    if not native.serves(first.dtype, first.device):
         return False
     # what is infinite or no number must show, and a comparison would hide it
     return all(math.isfinite(bound) for x in tensors if x.numel() for bound in x.aminmax())
@@ -48,27 +45,20 @@ def through(
         biases: may be none.
         alphas: the points.
     """
-    z = [x.contiguous() for x in z]
+    z = [x.detach().contiguous() for x in z]
     (rows, units), outputs, dtype = z[0].shape, weights[0].shape[1], z[0].dtype
-    out = torch.empty(len(alphas), rows, outputs, dtype=dtype)
-    base = torch.zeros(3, outputs, dtype=dtype)
+    out = torch.empty(len(alphas), rows, outputs, dtype=dtype, device="cpu")
+    base = torch.zeros(3, outputs, dtype=dtype, device="cpu")
     if biases:
         base = torch.stack((biases[0], biases[0] + biases[1], biases[1]))
     places, threads = array("d", alphas), torch.get_num_threads()
-    sums = torch.empty(threads * 3 * outputs, dtype=dtype)
-    lists = torch.empty(threads * (len(alphas) + 2 * units), dtype=torch.int64)
-    at = [x.data_ptr() for x in (*z, *weights, base, out, sums, lists)]
-    _function(dtype)(rows, units, outputs, len(alphas), places.buffer_info()[0], *at, threads)
+    sums = torch.empty(threads * 3 * outputs, dtype=dtype, device="cpu")
+    lists = torch.empty(threads * (len(alphas) + 2 * units), dtype=torch.int64, device="cpu")
+    at = [
+        *native.where("pre-activations", z, dtype, rows * units),
+        *native.where("weights", weights, dtype, units * outputs),
+        *native.where("biases", [base], dtype, 3 * outputs),
+        *(x.data_ptr() for x in (out, sums, lists)),
+    ]
+    native.call("kinks", dtype, rows, units, outputs, len(alphas), places.buffer_info()[0], *at, threads)
     return out
-
-
-def _library() -> ctypes.CDLL | None:
-    return native.build("kinks.c", "kernel.h")
-
-
-@lru_cache
-def _function(dtype: torch.dtype) -> Any:
-    function = getattr(_library(), f"kinks_{native.SUFFIX[dtype]}")
-    function.argtypes = [*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 9, ctypes.c_int64]
-    function.restype = None
-    return function
