@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import multiprocessing
 import os
 import signal
 import sys
@@ -26,10 +27,6 @@ CODES = """exit codes:
   143  terminated (SIGTERM); the same command goes on"""
 
 
-class Terminated(BaseException):
-    """SIGTERM came."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; returns the exit status."""
     options = _parser().parse_args(arguments)
@@ -37,10 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure") and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")  # not every terminal knows Greek
     try:
-        with _terminable():
-            code = {"list": _list, "run": _run, "report": _report}[options.command](options)
-            sys.stdout.flush()
-            return code
+        code = {"list": _list, "run": _run, "report": _report}[options.command](options)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
@@ -50,9 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return 130
-    except Terminated:
-        print("terminated: the same command goes on from here", file=sys.stderr)
-        return 143
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,13 +81,24 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: workers are ended, locks released, drafts removed."""
+    """On SIGTERM end the workers, which releases their locks, and then this process, with 143.
+
+    The handler does not raise: Python drops an exception that is raised while it runs a destructor, and the command
+    would go on. Files need no care, for they are whole or not there.
+    """
+    from tether.studies.workers import end
+
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
 
     def terminate(*_: Any) -> None:
-        raise Terminated
+        try:
+            end(multiprocessing.active_children())
+            cursor = b"\x1b[?25h" if os.isatty(2) else b""  # progress bars hide it
+            os.write(2, cursor + b"terminated: the same command goes on from here\n")
+        finally:
+            os._exit(143)
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
@@ -142,7 +146,8 @@ def _run(options: argparse.Namespace) -> int:
         except TypeError as error:
             raise ValueError(f"--set: {error}") from None
         jobs.append(Job(study.name, scale, options.out, options.seed, changes))
-    outcomes = run_all(jobs, options.jobs)
+    with _terminable():
+        outcomes = run_all(jobs, options.jobs)
     for name, outcome in outcomes.items():
         if not ran(outcome):
             note(f"{name}: {outcome}")

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -57,11 +57,12 @@ def sleepy(config, lab):
 COUNT = Study("count", "γ counts", "nobody", Config, counted, judged, quick={"steps": 2})
 DRAWN = Study("drawn", "draws", "nobody", Config, counted, judged, drawn)
 SLEEPY = Study("sleepy", "sleeps", "nobody", Config, sleepy, judged)
+SLEEPIER = replace(SLEEPY, name="sleepier")
 
 
 @pytest.fixture(autouse=True)
 def listed(monkeypatch):
-    known = {study.name: study for study in (COUNT, DRAWN, SLEEPY)}
+    known = {study.name: study for study in (COUNT, DRAWN, SLEEPY, SLEEPIER)}
     for module in ("tether.studies", "tether.report.results"):
         monkeypatch.setattr(import_module(module), "studies", lambda: known)
 
@@ -191,13 +192,35 @@ def test_a_run_that_is_ended_leaves_no_worker_and_no_lock(tmp_path, number, code
     assert free(tmp_path / "sleepy/default/lock", within=2.0 if number == signal.SIGKILL else 0.0)
 
 
-def test_studies_at_once_end_with_the_command(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_studies_at_once_end_with_the_command(tmp_path, monkeypatch, number, code):
     monkeypatch.setattr("multiprocessing.get_context", lambda kind: FORK)  # which knows the studies of this file
-    process = begun(tmp_path, ["sleepy", "count", "--jobs", "2"], ["sleepy/default/environment.json"])
-    os.kill(process.pid, signal.SIGTERM)
+    names = ["sleepy", "sleepier"]
+    process = begun(tmp_path, [*names, "--jobs", "2"], [f"{name}/default/environment.json" for name in names])
+    time.sleep(0.2)
+    os.kill(process.pid, number)
+    process.join(10)
+    assert process.exitcode == code
+    for name in names:
+        assert free(tmp_path / name / "default/lock", within=0.0), name
+
+
+def test_a_termination_is_not_lost_in_a_destructor(tmp_path, monkeypatch):
+    """Python drops what is raised in a destructor, so that a handler that raises can be in vain."""
+
+    class Dying:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)  # the handler runs here
+
+    def dying(config, lab):
+        Dying()
+        return counted(config, lab)
+
+    monkeypatch.setattr(tether.studies, "studies", lambda: {"dying": replace(COUNT, name="dying", run=dying)})
+    process = begun(tmp_path, ["dying"], [])
     process.join(10)
     assert process.exitcode == 143
-    assert free(tmp_path / "sleepy/default/lock", within=0.0)
 
 
 def test_studies_at_once_end_with_the_command_that_is_killed(tmp_path, monkeypatch):

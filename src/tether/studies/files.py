@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-__all__ = ["note", "set_aside", "whole", "write_text"]
+__all__ = ["append", "note", "set_aside", "whole", "write_text"]
 
 
 @contextmanager
@@ -34,6 +34,16 @@ def write_text(path: Path, text: str) -> None:
     """Write a whole text file, in UTF-8 whatever the locale."""
     with whole(path) as file:
         file.write(text.encode())
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a log, after the end of one that was cut."""
+    with path.open("ab+") as log:
+        if log.seek(0, 2):
+            log.seek(-1, 2)
+            if log.read(1) != b"\n":
+                line = f"\n{line}"
+        log.write(f"{line}\n".encode())
 
 
 def set_aside(path: Path) -> Path:

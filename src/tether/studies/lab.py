@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from tether.studies.environment import environment
-from tether.studies.files import note, set_aside, whole, write_text
+from tether.studies.files import append, note, set_aside, whole, write_text
 from tether.studies.study import Results, Study
 from tether.studies.workers import in_workers
 
@@ -179,7 +179,7 @@ class Lab:
             raise TypeError(f"{self.study.name}, piece {name!r}: {objects[0]!r} is no number, text or array of them")
         numbers = {key: x.item() for key, x in arrays.items() if x.ndim == 0}
         line = {"piece": name, "seconds": round(seconds, 3), "at": now(), **numbers}
-        _append(self.folder / "metrics.jsonl", json.dumps(line, ensure_ascii=False))
+        append(self.folder / "metrics.jsonl", json.dumps(line, ensure_ascii=False))
         with whole(path) as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         self.checkpoint(name).unlink(missing_ok=True)
@@ -223,13 +223,3 @@ def _unlike(folder: Path, wanted: dict[str, Any]) -> str:
 def _load(path: Path) -> Results:
     with np.load(path) as stored:
         return {key: stored[key] for key in stored.files}
-
-
-def _append(path: Path, line: str) -> None:
-    """Add a line to a log, after the end of one that was cut."""
-    with path.open("ab+") as log:
-        if log.seek(0, 2):
-            log.seek(-1, 2)
-            if log.read(1) != b"\n":
-                line = f"\n{line}"
-        log.write(f"{line}\n".encode())

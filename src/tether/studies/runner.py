@@ -67,10 +67,9 @@ def run_one(job: Job, watch: Any = None, workers: int = 1) -> str:
     lab.watch, lab.workers = watch or lab.watch, workers
     try:
         lab.open()
+        return conclude(study, lab, job, study.run(lab.config, lab))
     except Busy as busy:
         return f"{NOT_RUN}{busy}"
-    try:
-        return conclude(study, lab, job, study.run(lab.config, lab))
     finally:
         lab.close()
 
