@@ -43,8 +43,8 @@ class Minibatches:
         device = torch.device("cpu")
         self.normals = Normals(["minibatches"], [whole], [0], whole, torch.float64, device, self.rows, lanes)
         self.per_epoch = 1 if replacement else -(-points // self.batch)
-        self.epoch, self.order = -1, torch.empty(0)
-        self.everything = torch.arange(points).expand(self.rows, points).contiguous()
+        self.epoch, self.order = -1, torch.empty(0, device=device)
+        self.everything = torch.arange(points, device=device).expand(self.rows, points).contiguous()
 
     def __call__(self, step: int) -> torch.Tensor:
         """The points of a step: replicas × batch."""

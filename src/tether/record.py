@@ -17,7 +17,9 @@ class Record:
     """What a run left behind; for replicas every row has a number for each."""
 
     steps: list[int] = field(default_factory=list)  # after how many steps the rows below were taken
-    losses: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # minibatch losses: rows, or rows × replicas
+    losses: torch.Tensor = field(
+        default_factory=lambda: torch.empty(0, device="cpu")
+    )  # minibatch losses: rows, or rows × replicas
     # what the callbacks returned, by name: rows × its shape, or a list of rows where the shape changed on the way
     metrics: dict[str, Any] = field(default_factory=dict)
     stopped: dict[int, int] = field(default_factory=dict)  # replica → the step at which it diverged
@@ -53,7 +55,7 @@ class Log:
             raise TypeError(f"a callback returned {found!r}: return None or values by name, e.g. {{'accuracy': 0.9}}")
         for name, value in found.items():
             try:
-                row = torch.as_tensor(value).detach().clone()
+                row = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
             except (TypeError, ValueError, RuntimeError) as error:
                 raise TypeError(f"a callback returned {name!r}: {value!r}, which is no number or tensor") from error
             rows = self.metrics.setdefault(name, [])
@@ -63,11 +65,11 @@ class Log:
                     f"{tuple(rows[-1].shape)} before: record.metrics[{name!r}] is a list of rows",
                     stacklevel=3,
                 )
-            rows.append(row)
+            rows.append(row.detach().clone())
 
     def record(self) -> Record:
         """All of it so far."""
-        self._record.losses = torch.stack(self.losses) if self.losses else torch.empty(0)
+        self._record.losses = torch.stack(self.losses) if self.losses else torch.empty(0, device="cpu")
         self._record.metrics = {
             name: torch.stack(rows) if _alike(rows) else list(rows) for name, rows in self.metrics.items()
         }

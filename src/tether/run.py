@@ -174,7 +174,7 @@ class Run:
         elif not self.many:
             x, y = self.x[batch[0]], self.y[batch[0]]
         elif self.each:
-            rows = torch.arange(self.n).unsqueeze(1)
+            rows = torch.arange(self.n, device=batch.device).unsqueeze(1)
             x, y = self.x[rows, batch], self.y[rows, batch]
         else:
             x, y = self.x[batch], self.y[batch]

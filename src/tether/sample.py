@@ -115,7 +115,7 @@ def sample(
     if inputs is not None:
         kept["output"] = lambda m: m(inputs, each=False) if many else m(inputs)
     burn = -(-burn_in // thin) * thin
-    shapes: dict[str, torch.Size] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
 
     @torch.no_grad()
     def collect(step: int, model: torch.nn.Module, _: Any) -> dict[str, torch.Tensor] | None:
@@ -126,11 +126,11 @@ def sample(
         values = {name: quantity(model) for name, quantity in kept.items()}
         model.train(was_training)
         for name, value in values.items():
-            shape = shapes.setdefault(name, torch.as_tensor(value).shape)
-            if torch.as_tensor(value).shape != shape:
+            shape = tuple(getattr(value, "shape", ()))
+            if shapes.setdefault(name, shape) != shape:
                 raise ValueError(
-                    f"quantity {name!r} has shape {tuple(torch.as_tensor(value).shape)} at step {step} and had "
-                    f"{tuple(shape)}: draws are stacked, so let it return the same shape every time"
+                    f"quantity {name!r} has shape {shape} at step {step} and had {shapes[name]}: draws are stacked, so "
+                    "let it return the same shape every time"
                 )
         return values
 
@@ -155,7 +155,9 @@ def sample(
 def _check_temperature(opt: torch.optim.Optimizer) -> None:
     """Raise where nothing is sampled: at temperature 0 a chain goes to a minimum and stays there."""
     if any("temperature" in group for group in opt.param_groups):
-        if not any(bool(torch.as_tensor(group.get("temperature", 0.0)).any()) for group in opt.param_groups):
+        if not any(
+            bool(torch.as_tensor(group.get("temperature", 0.0), device="cpu").any()) for group in opt.param_groups
+        ):
             raise ValueError(
                 "every part has temperature 0, so there is nothing to sample: set it, e.g. "
                 "tether.methods.langevin(model, lr=0.1, temperature=1 / points)"

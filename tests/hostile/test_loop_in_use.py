@@ -442,3 +442,26 @@ def test_quantities_of_changing_shape_are_refused_at_once():
     with pytest.raises(ValueError, match=r"quantity 'size' has shape \(2,\) at step 2 and had \(1,\)"):
         tether.sample(net, methods.sgld(net), (X, LINE), F.mse_loss, 50, 1, quantities={"size": growing})
     assert len(calls) == 2
+
+
+# another default device
+
+
+@pytest.mark.parametrize("kind", ["one", "replicas", "replicas, each"])
+def test_a_default_device_that_is_not_the_data_s_changes_nothing(kind):
+    losses = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(0)
+        model = perceptron() if kind == "one" else tether.Replicas(perceptron, 2)
+        data = (X.expand(2, 24, 1), LINE.expand(2, 24, 1)) if "each" in kind else (X, LINE)
+        options = {"each": "each" in kind, "compiled": False, "callbacks": [lambda step, *_: {"step": step}]}
+        torch.set_default_device(device)
+        try:
+            record = tether.train(
+                model, torch.optim.SGD(model.parameters(), 0.1), data, F.mse_loss, 4, None, 1, **options
+            )
+        finally:
+            torch.set_default_device(None)
+        assert record.metrics["step"].tolist() == [1, 2, 3, 4]
+        losses.append(record.losses)
+    assert torch.equal(*losses)
