@@ -38,7 +38,12 @@ TRANSLATIONS = {
 SYMBOLS = {field: symbol for _, field, symbol in COLUMNS} | {"normalised": "ε"}
 EXAMPLES = {"γ": "BAOAB", "τ": "BAOAB"}  # of words that use a symbol; the others belong to the thermostat
 
-FRAMES = ("tether.advice", "tether.optimizer", "tether.methods")  # between the user's line and a warning
+FRAMES = (
+    "tether.advice",
+    "tether.optimizer",
+    "tether.methods",
+    "tether.thermostat",
+)  # between the user's line and a warning
 
 
 def check_params(params: Any) -> None:

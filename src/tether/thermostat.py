@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tether.advice import warn
+
 __all__ = ["ThermostatError", "check_thermostat"]
 
 FASTEST = 1.0  # of (hω)²
@@ -30,8 +32,9 @@ def check_thermostat(
     ω² = 2εNτ, and leapfrog is stable for (hω)² < 4. But momenta start at rest: ξ falls until they have grown, and then
     overshoots. Measured on free particles (2,000 steps, three starts), h|ξ| stays below 88 up to (hω)² = 0.8, 1.0, 1.2
     and 2.0 for applied noise of σ²h/τ = 1e-9, 1e-7, 1e-5 and 1e-3; without any noise or force it does not even for
-    0.2. So the bound on (hω)² is 1, and h|ξ| is looked at as well, for those with too little noise. Where nothing
-    moves, neither momenta nor a force, ξ may fall further: there is nothing that it could drive.
+    0.2. So the bound on (hω)² is 1, and hξ is looked at as well, for those with too little noise or a huge gradient:
+    above 88 it is a finite friction that ends all momenta, and warns; below −88 it would blow them up, and is refused.
+    Where nothing moves, neither momenta nor a force, ξ may fall further: there is nothing that it could drive.
     """
     h, ε, N, τ, ξ = size["lr"], size["ε"], size["N"], size["τ"], size["ξ"]
     fast = 2 * h * h * ε * N * τ
@@ -43,15 +46,22 @@ def check_thermostat(
         return
     numbers = (torch.as_tensor(x, dtype=torch.float64) for x in (fast, strong, size["σ"], size["ω"], h))
     fast, strong, σ, ω, h = torch.broadcast_tensors(*numbers)
-    strong = strong.abs()
-    driven = ~(strong <= STRONGEST) & (_moving(group["params"], state, strong) | (σ != 0) | (ω != 0))
-    bad = (~(fast <= FASTEST) | driven | ~(strong <= FURTHEST)) & (h != 0)
+    driven = (strong < -STRONGEST) & (_moving(group["params"], state, strong) | (σ != 0) | (ω != 0))
+    bad = (~(fast <= FASTEST) | driven | (strong < -FURTHEST) | ~strong.isfinite()) & (h != 0)
+    stuck = strong > STRONGEST
     if bad.dim():
-        bad[list(resting)] = False
+        bad[list(resting)] = stuck[list(resting)] = False
     if bool(bad.any()):
         first = int(bad.nonzero()[0]) if bad.dim() else None
         values = {symbol: _pick(size[symbol], first) for symbol in ("lr", "ε", "N", "τ", "ξ")}
         raise ThermostatError(_message(group["where"], group["normalised"], values, first))
+    if bool(stuck.any()):
+        # without the value of ξ, so that python shows it once and not at every step
+        warn(
+            f"part {group['where']!r}: the thermostat has run away upwards: hξ is more than {STRONGEST:.0f}, so that "
+            "no momentum outlives a step, and it comes back by h²εNτ a step only; start anew with a smaller lr or "
+            "coupling, or clip the gradient"
+        )
 
 
 def _moving(params: Sequence[torch.Tensor], state: Mapping[torch.Tensor, Any], like: torch.Tensor) -> torch.Tensor:
@@ -79,7 +89,7 @@ def _message(where: str, normalised: bool, size: Mapping[str, float], replica: i
     fast = 2 * h * h * ε * N * τ
     if fast <= FASTEST:
         return (
-            f"{part}: the thermostat has run away: h|ξ| = {abs(h * ξ):.3g} is more than {STRONGEST:.0f} (ξ = {ξ:.3g}, "
+            f"{part}: the thermostat has run away: hξ = {h * ξ:.3g} must be finite and at least −{STRONGEST:.0f} (ξ = {ξ:.3g}, "
             f"{values}). Nothing was moved: start anew with a smaller lr or coupling, or clip the gradient"
         )
     largest = FASTEST / (2 * h * h * τ)
