@@ -171,7 +171,9 @@ class Optimizer(torch.optim.Optimizer):
             wide = torch.float64 if any(param.dtype is torch.float64 for param in names) else torch.float32
             device = next(iter(names)).device if names else None
             if self._batch_dims:
-                added["thermostat"] = torch.full((self._lanes.rows,), added["thermostat"], dtype=torch.float64)
+                added["thermostat"] = torch.full(
+                    (self._lanes.rows,), added["thermostat"], dtype=torch.float64, device="cpu"
+                )
             else:
                 added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
         elif self._batch_dims and isinstance(added["thermostat"], torch.Tensor):
@@ -416,7 +418,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         result: dict[str, Any] = {}
         for label, group, surface in zip(self._labels(), self.param_groups, self._surfaces, strict=True):
-            squares: Any = torch.zeros(self._lanes.rows, dtype=torch.float64)
+            squares: Any = torch.zeros(self._lanes.rows, dtype=torch.float64, device="cpu")
             count = 0
             if parse(group["word"]).kinetic or isinstance(surface, Surface):
                 moving = [param for param in group["params"] if "momentum" in self.state.get(param, {})]
@@ -432,7 +434,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def violation(self) -> Any:
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
-        worst = torch.zeros(self._lanes.rows, dtype=torch.float64)
+        worst = torch.zeros(self._lanes.rows, dtype=torch.float64, device="cpu")
         for group, surface in zip(self.param_groups, self._surfaces, strict=True):
             if isinstance(surface, Surface):
                 # a part between its steps asks for no gradient, and is on its surface all the same
@@ -468,7 +470,7 @@ class Optimizer(torch.optim.Optimizer):
                 moving = {param for block in (motion.blocks if motion else []) for param in block.params}
                 for i, param in zip(saved["params"], group["params"], strict=True):
                     if param in moving:
-                        state.setdefault(i, {"step": torch.tensor(float(group["step"]))})
+                        state.setdefault(i, {"step": torch.tensor(float(group["step"]), device="cpu")})
             packed["state"] = state
         return packed
 

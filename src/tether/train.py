@@ -61,7 +61,7 @@ class Minibatches:
         self.normals = Normals(["minibatches"], [whole], [0], whole, torch.float64, device, self.rows, lanes)
         self.per_epoch = 1 if replacement else -(-points // self.batch)
         self.epoch, self.order = -1, torch.empty(0)
-        self.everything = torch.arange(points).expand(self.rows, points).contiguous()
+        self.everything = torch.arange(points, device="cpu").expand(self.rows, points).contiguous()
 
     def __call__(self, step: int) -> torch.Tensor:
         """The points of a step: replicas × batch."""
@@ -277,7 +277,7 @@ class _Run:
             elif self.many:
                 each = True
                 if self.each:
-                    rows = torch.arange(self.n).unsqueeze(1)
+                    rows = torch.arange(self.n, device="cpu").unsqueeze(1)
                     x, y = self.x[rows, batch], self.y[rows, batch]
                 else:
                     x, y = self.x[batch], self.y[batch]
