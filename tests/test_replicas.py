@@ -168,11 +168,15 @@ def test_no_two_replicas_or_seeds_are_alike():
     assert len({tuple(w) for w in weights}) == 48
 
 
-def test_the_seed_of_a_replica_is_63_bits_of_the_hash(monkeypatch):
+def test_the_seed_of_a_replica_is_63_bits_of_the_hash():
     seeds = []
-    monkeypatch.setattr(torch, "manual_seed", seeds.append)
-    build(mlp, 0, 1)
-    build(mlp, 3, 12)
+
+    def factory():
+        seeds.append(torch.initial_seed())
+        return mlp()
+
+    build(factory, 0, 1)
+    build(factory, 3, 12)
     # hashlib.blake2b(b"0/1", digest_size=8), little endian, without the lowest bit; written down once and for all
     assert seeds == [7359998640416684799, 4416388992898676223]
 

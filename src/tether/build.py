@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 __all__ = ["SOURCES", "Built", "Failed", "cache", "kernel"]
 
+FOLDER = Path(__file__).parent
 SOURCES = ("native.c", "kernel.h", "noise.c", "bounded.c", "stiefel.c", "mlp.c", "path.c", "kinks.c")
 # No contraction: a product and a sum are rounded as they are written, so that the noise is the same on every machine.
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
@@ -92,8 +93,7 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _variant(compiler: tuple[str, ...], flags: tuple[str, ...]) -> Built:
-    source = Path(__file__).parent
-    texts = [(source / name).read_bytes() for name in SOURCES]
+    texts = [(FOLDER / name).read_bytes() for name in SOURCES]
     words = [" ".join(x).encode("utf-8", "surrogateescape") for x in (compiler, flags)]
     recipe = b"\0".join([*texts, *words, platform.machine().encode(), platform.platform().encode()])
     stem = f"kernel-{hashlib.sha256(recipe).hexdigest()[:16]}"
@@ -112,7 +112,7 @@ def _variant(compiler: tuple[str, ...], flags: tuple[str, ...]) -> Built:
         try:
             with tempfile.TemporaryDirectory(dir=place, prefix="build-") as scratch:
                 fresh = Path(scratch) / f"{stem}.so"
-                _compile([*compiler, *flags, str(source / SOURCES[0]), "-o", str(fresh), "-lm"])
+                _compile([*compiler, *flags, str(FOLDER / SOURCES[0]), "-o", str(fresh), "-lm"])
                 kept = None if place is None else _keep(fresh, place, stem)
                 return Built(ctypes.CDLL(str(kept or fresh)), compiler, flags, str(kept) if kept else why)
         except OSError:

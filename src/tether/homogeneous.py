@@ -53,7 +53,7 @@ class Run:
         self.flows: Flows = {}
         self.trail: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = []  # the kernel's products, in turn
         # Ties the compiled products, whose weights are no leaves, to the graph.
-        self.anchor = torch.zeros(0, requires_grad=True) if differentiate else None
+        self.anchor = torch.zeros(0, requires_grad=True, device="cpu") if differentiate else None
 
     def tensor(self, place: int, name: str) -> torch.Tensor | None:
         module = self.modules[place]

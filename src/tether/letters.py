@@ -185,7 +185,7 @@ def F(p, R, ξ, h, σ):
 
     The exact solution of dp = −ξ p dt + σ dW at fixed ξ, of either sign; ξ → 0 is D.
     """
-    x = 2 * ξ * h if isinstance(ξ, torch.Tensor) else torch.tensor(2.0 * ξ * h, dtype=torch.float64)
+    x = 2 * ξ * h if isinstance(ξ, torch.Tensor) else torch.tensor(2.0 * ξ * h, dtype=torch.float64, device="cpu")
     variance = h * torch.where(x == 0, torch.ones_like(x), -torch.expm1(-x) / torch.where(x == 0, 1.0, x))
     return exp(-ξ * h) * p + σ * sqrt(variance) * R
 

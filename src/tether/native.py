@@ -328,9 +328,7 @@ class Stiefel(NamedTuple):
     iterations: int
 
 
-def bounded(
-    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes
-) -> None:
+def bounded(kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes) -> None:
     """Take a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
     rows, columns, slack, radius = kind
     inside, wide = (rows * columns, rows * (columns + slack)) if columns else (rows, rows)

@@ -198,7 +198,9 @@ class Optimizer(torch.optim.Optimizer):
             wide = torch.float64 if any(param.dtype is torch.float64 for param in names) else torch.float32
             device = next(iter(names)).device if names else None
             if self._batch_dims:
-                added["thermostat"] = torch.full((self._lanes.rows,), added["thermostat"], dtype=torch.float64)
+                added["thermostat"] = torch.full(
+                    (self._lanes.rows,), added["thermostat"], dtype=torch.float64, device="cpu"
+                )
             else:
                 added["thermostat"] = torch.tensor(added["thermostat"], dtype=wide, device=device)
         elif self._batch_dims and isinstance(added["thermostat"], torch.Tensor):
@@ -249,6 +251,9 @@ class Optimizer(torch.optim.Optimizer):
         words, sizes = self._rows()
         if self._awake:
             raise RuntimeError("a step inside opt.awake() would move weights that sleep: leave the block first")
+        if self._released:  # the rhythm is taken up before a closure sees the weights
+            self._released = False
+            self._each_cycle("lie_down")
         if self._alone and torch._C._current_graph_task_id() != -1 and any(map(noisy, words, sizes)):
             raise RuntimeError(
                 "a step in the backward pass by an optimizer of one parameter without a name: all such parameters "
@@ -294,9 +299,6 @@ class Optimizer(torch.optim.Optimizer):
         self._count_step(sizes)
         if self._clocked:
             self._set_clock()
-        if self._released:
-            self._released = False
-            self._each_cycle("lie_down")
 
     def _scales(self) -> dict[int, tuple[Path, dict[str, Any]]]:
         """The metric of each part that has one, with what it says of the model as it is."""
@@ -498,7 +500,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         result: dict[str, Any] = {}
         for label, group, surface in zip(self._labels(), self.param_groups, self._surfaces, strict=True):
-            squares: Any = torch.zeros(self._lanes.rows, dtype=torch.float64)
+            squares: Any = torch.zeros(self._lanes.rows, dtype=torch.float64, device="cpu")
             count = 0
             if parse(group["word"]).kinetic or isinstance(surface, Surface):
                 moving = [param for param in group["params"] if "momentum" in self.state.get(param, {})]
@@ -514,7 +516,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def violation(self) -> Any:
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
-        worst = torch.zeros(self._lanes.rows, dtype=torch.float64)
+        worst = torch.zeros(self._lanes.rows, dtype=torch.float64, device="cpu")
         for group, surface in zip(self.param_groups, self._surfaces, strict=True):
             if isinstance(surface, Surface):
                 # a part between its steps asks for no gradient, and is on its surface all the same
@@ -551,7 +553,7 @@ class Optimizer(torch.optim.Optimizer):
                 moving = {param for block in (motion.blocks if motion else []) for param in block.params}
                 for i, param in zip(saved["params"], group["params"], strict=True):
                     if param in moving:
-                        state.setdefault(i, {"step": torch.tensor(float(group["step"]))})
+                        state.setdefault(i, {"step": torch.tensor(float(group["step"]), device="cpu")})
             packed["state"] = state
         return packed
 

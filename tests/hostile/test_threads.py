@@ -208,7 +208,7 @@ def test_replicas_built_in_threads_are_those_of_one_thread():
 
 def test_a_build_neither_disturbs_nor_hears_another_threads_draws():
     def draws():
-        return torch.cat([torch.rand(5) for _ in range(300)])
+        return torch.cat([torch.rand(5) for _ in range(5000)])
 
     want = Replicas(FACTORIES["perceptron"], 20, seed=4).state_dict()
     torch.manual_seed(8)

@@ -139,7 +139,7 @@ class Orthogonal(Surface):
         )
         v = math.sqrt((point - start).square_().sum(-2).amax().item()) / self.scale
         normal: torch.Tensor | None = None
-        q, before = point, torch.full((), math.inf)
+        q, before = point, torch.full((), math.inf, device="cpu")
         for _ in range(self.iterations):
             Λ = self.excess(q, 0.5)
             rows = Λ.square().sum(-1).amax(-1).sqrt_()
