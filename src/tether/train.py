@@ -24,63 +24,6 @@ __all__ = ["Minibatches", "Record", "train"]
 Callback = Callable[[int, torch.nn.Module, torch.optim.Optimizer], Mapping[str, Any] | None]
 
 
-<<<<<<< HEAD
-=======
-@dataclass
-class Record:
-    """What a run left behind; for replicas every row has a number for each."""
-
-    steps: list[int] = field(default_factory=list)  # after how many steps the rows below were taken
-    losses: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # minibatch losses: rows, or rows × replicas
-    metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # what the callbacks returned, row by row
-    stopped: dict[int, int] = field(default_factory=dict)  # replica → the step at which it diverged
-
-    def __str__(self) -> str:
-        if not self.steps:
-            return "nothing recorded"
-        last = self.losses[-1].flatten()
-        spread = f" ± {float(last.std()):.2g}" if len(last) > 1 else ""
-        text = f"{self.steps[-1]:,} steps, loss {float(last.mean()):.4g}{spread}"
-        return text + (f", stopped: replica {', '.join(map(str, self.stopped))}" if self.stopped else "")
-
-
-class Minibatches:
-    """Which points each replica sees at which step: named by seed, epoch and replica, so that a run can be resumed.
-
-    Without replacement every epoch is a fresh permutation and its last batch may be smaller.
-    """
-
-    def __init__(
-        self, points: int, batch: int | None, lanes: Sequence[int] | None, seed: int, replacement: bool = False
-    ) -> None:
-        self.points, self.batch = points, points if batch is None else batch
-        self.seed, self.replacement = seed, replacement
-        if not 1 <= self.batch <= points:
-            raise ValueError(f"batch={batch!r} must be between 1 and the number of points, {points}")
-        self.rows = 1 if lanes is None else len(lanes)
-        self.lanes, whole = lanes, self.batch * self.rows
-        device = torch.device("cpu")
-        self.normals = Normals(["minibatches"], [whole], [0], whole, torch.float64, device, self.rows, lanes)
-        self.per_epoch = 1 if replacement else -(-points // self.batch)
-        self.epoch, self.order = -1, torch.empty(0)
-        self.everything = torch.arange(points, device="cpu").expand(self.rows, points).contiguous()
-
-    def __call__(self, step: int) -> torch.Tensor:
-        """The points of a step: replicas × batch."""
-        if self.batch == self.points and not self.replacement:
-            return self.everything
-        epoch, k = divmod(step, self.per_epoch)
-        if epoch != self.epoch:
-            if self.replacement:
-                numbers = self.normals.draw(self.seed, epoch, 0).view(self.rows, -1)
-                self.order = (torch.special.ndtr(numbers) * self.points).long().clamp_max_(self.points - 1)
-            else:
-                self.order = permutations(self.points, self.seed, epoch, "minibatches", self.rows, self.lanes)
-            self.epoch = epoch
-        return self.order[:, k * self.batch : (k + 1) * self.batch]
-
-
->>>>>>> native
 def train(
     model: torch.nn.Module,
     opt: torch.optim.Optimizer,
@@ -204,7 +147,6 @@ class _File:
         except OSError as error:
             warnings.warn(f"{self.path} could not be written at step {step} ({error}): make room for it", stacklevel=3)
 
-<<<<<<< HEAD
     def load(self, steps: int, log_every: int | None) -> tuple[int, Record, dict[str, Any], int]:
         """Go on from the file if it is of this run: its step, its record, its generators and its rows' distance."""
         state = read(self.path)
@@ -229,113 +171,6 @@ class _File:
         load_all(self.path, state, self.model, self.opt)
         self.begun = state["begun"]
         return state["step"], Record(**state["record"]), state["run"], every
-=======
-    def step(self, step: int, batch: Any, record: Record) -> torch.Tensor:
-        """One step of the optimizer; replicas whose loss or gradient is not finite are stopped first."""
-        kept: list[torch.Tensor] = []
-
-        def closure() -> torch.Tensor:
-            losses = self.gradients(batch)
-            kept.append(losses.detach())
-            self.judge(losses.detach(), step, record)
-            return losses.detach().sum()
-
-        while True:
-            try:
-                self.advance(closure)
-                break
-            except NonFiniteGradient as error:
-                self.stop(error.replicas or (0,), step, record, "a gradient that is not finite")
-                if len(record.stopped) == self.n:
-                    break
-        return kept[0] if self.many else kept[0].squeeze(0)
-
-    def gradients(self, batch: Any) -> torch.Tensor:
-        """Losses of all replicas, with gradients in place."""
-        if self.fast is not None:
-            losses = self.fast(batch)
-            if self.trusted:
-                self.opt._known_finite = self.fast.finite  # type: ignore[attr-defined]
-            return losses
-        self.opt.zero_grad()
-        with torch.enable_grad():
-            if self.data is None:
-                losses = self.loss(self.model).reshape(-1)
-                if len(losses) != self.n:
-                    raise ValueError(f"the loss has {len(losses)} values, not one for each of {self.n} replicas")
-                losses.sum().backward()
-                return losses
-            if self.stream is None:
-                x, y, each = batch[0], batch[1], False
-            elif self.many:
-                each = True
-                if self.each:
-                    rows = torch.arange(self.n, device="cpu").unsqueeze(1)
-                    x, y = self.x[rows, batch], self.y[rows, batch]
-                else:
-                    x, y = self.x[batch], self.y[batch]
-            else:
-                x, y, each = self.x[batch[0]], self.y[batch[0]], False
-            if self.many:
-                losses = mean_losses(self.loss, self.model(x, each=each), y, each)
-            else:
-                losses = self.loss(self.model(x), y).unsqueeze(0)
-            losses.sum().backward()
-        return losses
-
-    def judge(self, losses: torch.Tensor, step: int, record: Record) -> None:
-        if not bool(losses.isfinite().all()):
-            lost = (~losses.isfinite()).nonzero().flatten().tolist()
-            self.stop([i for i in lost if i not in record.stopped], step, record, "a loss that is not finite")
-
-    def stop(self, replicas: Sequence[int], step: int, record: Record, why: str) -> None:
-        """Let replicas stand still, and say so."""
-        if not replicas:
-            return
-        record.stopped.update(dict.fromkeys(replicas, step))
-        numbers = ", ".join(map(str, replicas))
-        what = f"replica {numbers} has {why} at step {step} and is stopped" if self.many else f"{why} at step {step}"
-        warnings.warn(f"{what}: lower lr", stacklevel=4)
-        if self.many and isinstance(self.opt, Optimizer):
-            self.opt.stop(replicas)
-
-
-def _finish(record: Record, rows: list[torch.Tensor], metrics: dict[str, list[torch.Tensor]]) -> None:
-    record.losses = torch.stack(rows) if rows else torch.empty(0)
-    record.metrics = {name: torch.stack(values) for name, values in metrics.items()}
-
-
-def _save(
-    path: Path, step: int, model: torch.nn.Module, opt: torch.optim.Optimizer, record: Record, setting: dict[str, Any]
-) -> None:
-    """Write all of it to a new file and then let that take the old one's place: there is always a whole one."""
-    state = {
-        "step": step,
-        "model": model.state_dict(),
-        "optimizer": opt.state_dict(),
-        "record": vars(record),
-        "setting": setting,
-        "generator": torch.get_rng_state(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    torch.save(state, fresh)
-    fresh.replace(path)
-
-
-def _load(
-    path: Path, model: torch.nn.Module, opt: torch.optim.Optimizer, setting: dict[str, Any]
-) -> tuple[int, Record]:
-    state = torch.load(path, weights_only=True)
-    different = {key: state["setting"].get(key) for key in setting if state["setting"].get(key) != setting[key]}
-    if different:
-        wanted = ", ".join(f"{key}={setting[key]!r} instead of {value!r}" for key, value in different.items())
-        raise ValueError(f"{path} is the checkpoint of another run ({wanted}): remove it, or go on as it was begun")
-    model.load_state_dict(state["model"])
-    opt.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["generator"])
-    return state["step"], Record(**state["record"])
->>>>>>> native
 
 
 def _bar(steps: int, first: int, show: bool) -> Callable[[int | None, torch.Tensor | None], None]:
