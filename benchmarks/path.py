@@ -19,7 +19,7 @@ from torch import nn
 
 from step import Candidates, interleave, mlp, ratio
 from tether.measure import path_norm
-from tether.path import Path
+from tether.metrics.path import Path
 
 
 def cnn() -> nn.Module:

@@ -10,7 +10,7 @@ from torch import nn
 
 import tether
 from tether import methods, native
-from tether.replicas import Replicas
+from tether.ensemble.replicas import Replicas
 
 sys.path.insert(0, str(Path(__file__).parent / "contract"))
 from rows import ROWS, every_method, every_noisy_method

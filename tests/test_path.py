@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tether import Replicas, edges, native
+from tether import Replicas, native
 from tether.measure import balance, group_norm, path_norm, rescale
-from tether.path import NotHomogeneous, Path
-from tether.program import program
+from tether.metrics.path import NotHomogeneous, Path
+from tether.metrics.tracing import program
 
 POWERS = [1, 2, 3.5]
 ROUNDING = 1e-10
@@ -350,7 +350,7 @@ def test_the_way_down_a_chain_and_autograd_agree(p, monkeypatch):
     net = nn.Sequential(nn.Flatten(), relu_net(6, 5, 7, 2), nn.LeakyReLU(0.2), relu_net(2, 3, bias=False))
     assert program(net)[0].plain == 4
     fast = Path(p).scales(net, (2, 3))
-    monkeypatch.setattr("tether.path._down_a_chain", lambda *_: None)
+    monkeypatch.setattr("tether.metrics.path._down_a_chain", lambda *_: None)
     for name, γ in Path(p).scales(net, (2, 3)).items():
         torch.testing.assert_close(fast[name], γ, rtol=1e-13, atol=0)
     for other in (nn.Sequential(net, nn.LeakyReLU(3.0)), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), Skip()):

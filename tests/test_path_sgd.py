@@ -9,7 +9,7 @@ from torch import nn
 
 import tether
 from tether import measure, methods
-from tether.replicas import Replicas
+from tether.ensemble.replicas import Replicas
 
 
 def network(seed=0):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tether import products
-from tether.replicas import Layer, Replicas, build, layers
+from tether.ensemble import products
+from tether.ensemble.replicas import Layer, Replicas, build, layers
 
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}  # of sums of some tens of numbers of order 1
 

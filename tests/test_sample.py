@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import tether
 from tether import methods
-from tether.replicas import Replicas
+from tether.ensemble.replicas import Replicas
 
 
 class Point(nn.Module):

@@ -15,10 +15,10 @@ from torch.nn import functional
 
 import tether
 from tether import methods
-from tether.losses import mean_losses
-from tether.mlp import Perceptrons
-from tether.replicas import Replicas, build
-from tether.train import Minibatches
+from tether.ensemble.losses import mean_losses
+from tether.ensemble.perceptrons import Perceptrons
+from tether.ensemble.replicas import Replicas, build
+from tether.loop.train import Minibatches
 
 BCE = functional.binary_cross_entropy_with_logits
 X, Y = tether.data.spiral(60, turns=2, seed=0)

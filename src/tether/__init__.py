@@ -4,17 +4,18 @@ A training method is a table of parts; a part says which parameters move and by 
 letters.
 """
 
-from tether import data, hamiltonian, letters, measure, methods, noise, replicas, surfaces, words
+from tether import data, hamiltonian, letters, measure, methods, noise, surfaces, words
 from tether.constrain import constrain, decay_groups, orthogonal_penalty
-from tether.multirate import Multirate
+from tether.ensemble import replicas
+from tether.ensemble.replicas import Replicas
+from tether.loop.sample import Draws, sample
+from tether.loop.train import Record, train
+from tether.metrics.path import Path
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
-from tether.path import Path
-from tether.replicas import Replicas
-from tether.sample import Draws, sample
+from tether.rhythms.multirate import Multirate
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
-from tether.train import Record, train
 
 __all__ = [
     "Circle",

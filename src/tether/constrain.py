@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from tether.blocks import Lanes
+from tether.engine.blocks import Lanes
+from tether.engine.placed import Stack, place, stacks, write
+from tether.engine.rows import lanes_of, stacked
+from tether.ensemble.replicas import Replicas
 from tether.optimizer import Optimizer
 from tether.part import matches
-from tether.placed import Stack, place, stacks, write
-from tether.replicas import Replicas
-from tether.rows import lanes_of, stacked
 from tether.surfaces import Surface
 
 __all__ = ["constrain", "decay_groups", "orthogonal_penalty"]

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from tether.layers import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
-from tether.multirate import one_clock, set_clocks
+from tether.ensemble.replicas import Replicas
+from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
+from tether.metrics.path import Path
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number, whole
-from tether.path import Path
-from tether.replicas import Replicas
+from tether.rhythms.multirate import one_clock, set_clocks
 from tether.surfaces import Circle, Orthogonal, Sphere
 
 __all__ = [

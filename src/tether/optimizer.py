@@ -12,23 +12,23 @@ from typing import Any
 
 import torch
 
-from tether.advice import warn_frozen, warn_unused
-from tether.blocks import Lanes
-from tether.checkpoint import check_checkpoint
-from tether.constrained import Constrained
-from tether.cycles import Cycle
-from tether.cycles import cycle as cycle_of
-from tether.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
-from tether.motion import Motion
+from tether.engine.advice import warn_frozen, warn_unused
+from tether.engine.blocks import Lanes
+from tether.engine.checkpoint import check_checkpoint
+from tether.engine.constrained import Constrained
+from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
+from tether.engine.motion import Motion
+from tether.engine.placed import Stack, degrees, place, replaced, stacks, write
+from tether.engine.rows import due, lanes_of, named, noisy, param_groups, parameters_in, stacked, symbols, unnamed, zero
+from tether.engine.table import table
+from tether.engine.thermostat import check_thermostat
+from tether.engine.undo import hold_back, put_back, restore, snapshot
+from tether.metrics.path import Path
 from tether.part import DEFAULTS, NUMERIC, Part, check, known_fields, plain
-from tether.path import Path
-from tether.placed import Stack, degrees, place, replaced, stacks, write
-from tether.rows import due, lanes_of, named, noisy, param_groups, parameters_in, stacked, symbols, unnamed, zero
+from tether.rhythms.cycles import Cycle
+from tether.rhythms.cycles import cycle as cycle_of
+from tether.rhythms.waiting import give_back, left_waiting, wait
 from tether.surfaces import Free, Surface
-from tether.table import table
-from tether.thermostat import check_thermostat
-from tether.undo import hold_back, put_back, restore, snapshot
-from tether.waiting import give_back, left_waiting, wait
 from tether.words import Word, parse
 
 __all__ = ["Clock", "NonFiniteGradient", "Optimizer"]

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from tether.advice import TRANSLATIONS
-from tether.path import Path
+from tether.engine.advice import TRANSLATIONS
+from tether.metrics.path import Path
 from tether.surfaces import Free, Surface
 from tether.words import parse
 

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import tether
-from tether import edges, native, noise
+from tether import native, noise
+from tether.ensemble.perceptrons import Perceptrons
 from tether.measure import kinks
-from tether.mlp import Perceptrons
+from tether.metrics import edges
 
 F = nn.functional
 DTYPES = [torch.float32, torch.float64]

@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 import tether
-from tether import methods, resume
+from tether import methods
+from tether.loop import resume
 
 F = nn.functional
 X = torch.linspace(-1, 1, 40).unsqueeze(1)

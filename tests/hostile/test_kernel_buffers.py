@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import tether
-from tether import build, edges, native
-from tether.mlp import Perceptrons
+from tether import build, native
+from tether.ensemble.perceptrons import Perceptrons
+from tether.metrics import edges
 
 F = nn.functional
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tether
-from tether.thermostat import ThermostatError
+from tether.engine.thermostat import ThermostatError
 
 
 def wide(features=784, width=1000):

@@ -10,8 +10,8 @@ from torch import nn
 
 import tether
 from tether import Replicas, noise
-from tether.private import stream
-from tether.stacking import build_one
+from tether.ensemble.private import stream
+from tether.ensemble.stacking import build_one
 
 F = nn.functional
 

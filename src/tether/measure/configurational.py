@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tether.loop.sample import Draws
 from tether.measure.batches import batches, loss_of
 from tether.measure.each import each
 from tether.measure.series import mean_and_error
 from tether.measure.untouched import untouched
-from tether.sample import Draws
 
 __all__ = ["Configurational", "configurational_temperature"]
 

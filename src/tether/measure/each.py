@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from torch import nn
 
-from tether.replicas import Replicas
+from tether.ensemble.replicas import Replicas
 
 __all__ = ["Measure", "each"]
 

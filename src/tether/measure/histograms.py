@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from tether.ensemble.replicas import Replicas
+from tether.loop.train import Record
 from tether.measure.contour import Array
 from tether.part import matches
-from tether.replicas import Replicas
-from tether.train import Record
 
 __all__ = ["Distributions", "distributions", "histograms"]
 

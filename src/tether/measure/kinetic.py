@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD
 
+from tether.engine.placed import degrees as freedom
+from tether.engine.rows import named as names
+from tether.loop.train import Record
 from tether.measure.series import mean_and_error
 from tether.optimizer import Optimizer
-from tether.placed import degrees as freedom
-from tether.rows import named as names
 from tether.surfaces import Surface
-from tether.train import Record
 from tether.words import parse
 
 __all__ = ["Equipartition", "Reading", "equipartition", "kinetic_temperature", "thermometer"]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tether.edges import power
-from tether.homogeneous import CONVOLUTIONS
-from tether.path import exponent, path_sum
-from tether.program import program
+from tether.metrics.edges import power
+from tether.metrics.homogeneous import CONVOLUTIONS
+from tether.metrics.path import exponent, path_sum
+from tether.metrics.tracing import program
 
 __all__ = ["balance", "group_norm", "path_norm", "rescale"]
 

@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
+from tether.loop.train import Minibatches
 from tether.studies.lab import Lab
 from tether.studies.side_by_side import side_by_side
 from tether.studies.study import Claim, Results, Study, Table, every, less, plus_minus, yes
-from tether.train import Minibatches
 
 OURS = "Path-SGD"
 METHODS: dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]] = {

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
-from tether import edges
-from tether.homogeneous import FUNCTIONS, LAYERS, NORMS, Run, Unfit, module_rule, same
-from tether.replicas import Replicas
+from tether.ensemble.replicas import Replicas
+from tether.metrics import edges
+from tether.metrics.homogeneous import FUNCTIONS, LAYERS, NORMS, Run, Unfit, module_rule, same
 
 __all__ = ["NotHomogeneous", "Program", "Step", "program"]
 

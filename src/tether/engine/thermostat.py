@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tether.advice import warn
+from tether.engine.advice import warn
 
 __all__ = ["ThermostatError", "check_thermostat"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tether.minibatches import whole
-from tether.record import Record
-from tether.replicas import Replicas
-from tether.train import train
+from tether.ensemble.replicas import Replicas
+from tether.loop.minibatches import whole
+from tether.loop.record import Record
+from tether.loop.train import train
 
 __all__ = ["Draws", "sample"]
 

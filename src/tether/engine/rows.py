@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tether.advice import check_params
-from tether.blocks import Lanes
+from tether.engine.advice import check_params
+from tether.engine.blocks import Lanes
 from tether.part import NUMERIC, Part, match, number
 from tether.words import Word, parse
 

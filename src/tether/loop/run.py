@@ -13,14 +13,14 @@ from torch.nn import functional
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as step_hooks
 
-from tether.generators import restore, states
-from tether.losses import LOSSES, Loss, checked_loss, enough_classes, fitted, mean_losses, single
-from tether.minibatches import Minibatches
-from tether.mlp import Perceptrons
+from tether.ensemble.losses import LOSSES, Loss, checked_loss, enough_classes, fitted, mean_losses, single
+from tether.ensemble.perceptrons import Perceptrons
+from tether.ensemble.replicas import Replicas
+from tether.loop.generators import restore, states
+from tether.loop.minibatches import Minibatches
+from tether.loop.ready import ReadyMade
+from tether.loop.record import Log
 from tether.optimizer import NonFiniteGradient, Optimizer
-from tether.ready import ReadyMade
-from tether.record import Log
-from tether.replicas import Replicas
 
 __all__ = ["Run"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tether.replicas import Replicas
+from tether.ensemble.replicas import Replicas
 
 __all__ = ["differences", "facts_of_optimizer", "facts_of_run"]
 

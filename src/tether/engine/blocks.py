@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from tether import native
+from tether.engine.sums import Scalar, Terms, is_number, per_replica
 from tether.letters import Letter
 from tether.noise import Normals
 from tether.noise import keys as noise_keys
-from tether.sums import Scalar, Terms, is_number, per_replica
 
 __all__ = ["Block", "Kept", "Lanes", "Program", "Update", "decayed", "still"]
 

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tether.products import Layer, each_by_layer, products, stages_of, suits
-from tether.stacking import Factory, build_one, facts, number, replaced, same, tensors
+from tether.ensemble.products import Layer, each_by_layer, products, stages_of, suits
+from tether.ensemble.stacking import Factory, build_one, facts, number, replaced, same, tensors
 
 __all__ = ["Layer", "Replicas", "build", "layers"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tether.blocks import Lanes
+from tether.engine.blocks import Lanes
 from tether.noise import Normals
 from tether.surfaces import Free, Surface, SurfaceError
 

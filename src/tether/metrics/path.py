@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from tether import edges
-from tether.homogeneous import Run
-from tether.program import NotHomogeneous, Program, program
-from tether.replicas import Replicas
+from tether.ensemble.replicas import Replicas
+from tether.metrics import edges
+from tether.metrics.homogeneous import Run
+from tether.metrics.tracing import NotHomogeneous, Program, program
 
 __all__ = ["Factors", "NotHomogeneous", "Path", "exponent", "path_sum"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from tether.generators import found_in, restore, states
+from tether.loop.generators import found_in, restore, states
 
 __all__ = ["ReadyMade"]
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tether.identity import differences, facts_of_optimizer, facts_of_run
-from tether.losses import Loss
-from tether.minibatches import Minibatches, whole
-from tether.record import Log, Record
-from tether.resume import CURE, check_writable, load_all, read, write
-from tether.run import Run
+from tether.ensemble.losses import Loss
+from tether.loop.identity import differences, facts_of_optimizer, facts_of_run
+from tether.loop.minibatches import Minibatches, whole
+from tether.loop.record import Log, Record
+from tether.loop.resume import CURE, check_writable, load_all, read, write
+from tether.loop.run import Run
 
 __all__ = ["Minibatches", "Record", "train"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tether.table import COLUMNS
+from tether.engine.table import COLUMNS
 from tether.words import parse
 
 __all__ = ["TRANSLATIONS", "check_params", "warn", "warn_frozen", "warn_unused"]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from tether.private import stream
+from tether.ensemble.private import stream
 
 __all__ = ["Factory", "build_one", "facts", "number", "replaced", "same", "tensors"]
 

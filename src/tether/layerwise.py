@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tether.ensemble.replicas import Replicas
 from tether.part import Part, matches, number
-from tether.replicas import Replicas
 from tether.surfaces import Surface
 
 __all__ = ["Radius", "constrained", "glob_of", "layers", "narrow_first", "output_layer", "per_layer", "thermostats"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tether.blocks import Lanes
+from tether.engine.blocks import Lanes
 from tether.letters import exp
 from tether.noise import Normals
 

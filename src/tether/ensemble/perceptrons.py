@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tether import native
-from tether.losses import LOSSES, Loss, plain
-from tether.replicas import Replicas, layers
+from tether.ensemble.losses import LOSSES, Loss, plain
+from tether.ensemble.replicas import Replicas, layers
 
 __all__ = ["Perceptrons"]
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tether.edges import Flows, power, product, serves, single
+from tether.metrics.edges import Flows, power, product, serves, single
 
 __all__ = ["CONVOLUTIONS", "FUNCTIONS", "LAYERS", "NORMS", "Rule", "Run", "Unfit", "module_rule", "same"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tether.blocks import Lanes
-from tether.rows import named
+from tether.engine.blocks import Lanes
+from tether.engine.rows import named
 from tether.surfaces import Free, Surface
 
 __all__ = ["check_checkpoint"]

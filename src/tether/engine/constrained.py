@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from tether import native
-from tether.blocks import Kept, Lanes, decayed, still
+from tether.engine.blocks import Kept, Lanes, decayed, still
+from tether.engine.placed import Stack, replaced, stacks
+from tether.engine.sums import Terms, coefficients, is_number, per_replica
 from tether.letters import LETTERS, Letter, sqrt
 from tether.noise import Normals
-from tether.placed import Stack, replaced, stacks
-from tether.sums import Terms, coefficients, is_number, per_replica
 from tether.surfaces import Surface
 from tether.words import Beat
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from tether.blocks import Block, Lanes, Program, Update
+from tether.engine.blocks import Block, Lanes, Program, Update
+from tether.engine.sums import Scalar, coefficients, per_replica, steady_coefficients
 from tether.letters import LETTERS
-from tether.sums import Scalar, coefficients, per_replica, steady_coefficients
 from tether.words import Beat
 
 __all__ = ["Motion"]

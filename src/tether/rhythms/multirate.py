@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tether.optimizer import Clock, Optimizer
 from tether.part import matches, whole
-from tether.waiting import give_back, left_waiting, wait
+from tether.rhythms.waiting import give_back, left_waiting, wait
 
 __all__ = ["Multirate", "set_clocks"]
 

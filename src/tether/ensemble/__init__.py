@@ -1,0 +1,1 @@
+"""Many networks as one: stacked parameters, one forward and backward for all, compiled perceptrons."""

@@ -1,0 +1,1 @@
+"""Metrics: how the gradient and the noise of a part are measured."""

@@ -1,0 +1,1 @@
+"""Rhythms: what a part does over several steps."""
