@@ -89,8 +89,8 @@ def _message(where: str, normalised: bool, size: Mapping[str, float], replica: i
     fast = 2 * h * h * ε * N * τ
     if fast <= FASTEST:
         return (
-            f"{part}: the thermostat has run away: hξ = {h * ξ:.3g} must be finite and at least −{STRONGEST:.0f} (ξ = {ξ:.3g}, "
-            f"{values}). Nothing was moved: start anew with a smaller lr or coupling, or clip the gradient"
+            f"{part}: the thermostat has run away: hξ = {h * ξ:.3g} must be finite and at least −{STRONGEST:.0f} "
+            f"(ξ = {ξ:.3g}, {values}). Nothing was moved: start anew with a smaller lr or coupling, or clip gradients"
         )
     largest = FASTEST / (2 * h * h * τ)
     cure = f"coupling={0.1 * largest:.2g}" if normalised else f"coupling={0.1 * largest / N:.2g}"
