@@ -96,14 +96,14 @@ def test_from_rest_a_thermostat_holds_within_the_bound_and_runs_away_beyond(monk
     assert thermostat_alone(0.9 / 200, 500, momenta=1e-3) < 88
     with pytest.raises(ThermostatError, match=r"2h²εNτ = 1\.1 must be at most 1"):
         thermostat_alone(1.1 / 200, 1, momenta=1e-3)
-    monkeypatch.setattr("tether.thermostat.FASTEST", math.inf)
+    monkeypatch.setattr("tether.engine.thermostat.FASTEST", math.inf)
     with pytest.warns(UserWarning, match="has run away upwards: hξ is more than 88"):
         assert thermostat_alone(1.5 / 200, 500, momenta=1e-3) > 88
 
 
 def test_near_equilibrium_the_limit_is_that_of_leapfrog(monkeypatch):
     """(hω)² = 2h²εNτ < 4: just below, a small deviation stays small; just above, it grows."""
-    monkeypatch.setattr("tether.thermostat.FASTEST", math.inf)
+    monkeypatch.setattr("tether.engine.thermostat.FASTEST", math.inf)
     assert thermostat_alone(3.8 / 200, 300, momenta=1.0) < 0.5
     with pytest.warns(UserWarning, match="has run away upwards"):
         assert thermostat_alone(4.2 / 200, 3000, momenta=1.0) > 88
