@@ -39,10 +39,10 @@ SYMBOLS = {field: symbol for _, field, symbol in COLUMNS} | {"normalised": "ε"}
 EXAMPLES = {"γ": "BAOAB", "τ": "BAOAB"}  # of words that use a symbol; the others belong to the thermostat
 
 FRAMES = (
-    "tether.advice",
+    "tether.engine.advice",
     "tether.optimizer",
     "tether.methods",
-    "tether.thermostat",
+    "tether.engine.thermostat",
 )  # between the user's line and a warning
 
 
