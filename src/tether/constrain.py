@@ -10,7 +10,7 @@ import torch
 
 from tether.engine.blocks import Lanes
 from tether.engine.placed import Stack, place, stacks, write
-from tether.engine.rows import lanes_of, stacked
+from tether.engine.given import lanes_of, stacked
 from tether.ensemble.replicas import Replicas
 from tether.optimizer import Optimizer
 from tether.part import matches
@@ -86,7 +86,7 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
         for stack, q in (entry for entries in before.values() for entry in entries):
             surface = stack.surface
             q = surface.project(surface.embed(q, stack.gather(stack.params)), q)
-            stack.scatter(surface.lower(q, stack.shape), stack.params)
+            stack.scattered(surface.lower(q, stack.shape), stack.params)()
             for owner, share in zip(stack.owners(), stack.shares(q), strict=True):
                 if surface.slack:
                     opt.state[owner]["point"] = share.clone()
@@ -94,7 +94,7 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
                 held = [opt.state[param].get(key) for param in stack.params]
                 if all(isinstance(m, torch.Tensor) for m in held):
                     flat = surface.along(q, surface.lift(stack.gather(held)), stack.shape)
-                    stack.scatter(flat, held)
+                    stack.scattered(flat, held)()
         before.clear()
 
     def again(memo: dict[int, Any]) -> torch.optim.Optimizer:

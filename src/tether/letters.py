@@ -51,6 +51,7 @@ class Letter:
     changes: tuple[str, ...]
     flow: bool
     scalars: tuple[str, ...]
+    limit: str = ""
 
     @property
     def kicks(self) -> bool:
@@ -74,11 +75,12 @@ class Letter:
 LETTERS: dict[str, Letter] = {}
 
 
-def letter(*changes: str, flow: bool = True) -> Callable[[Callable[..., Any]], Letter]:
+def letter(*changes: str, flow: bool = True, limit: str = "") -> Callable[[Callable[..., Any]], Letter]:
     """Register a function as a letter that changes the given symbols.
 
     ``flow=True`` promises that two applications in a row equal one of the summed duration (in law),
-    as for every exact solution; then neighbours are merged.
+    as for every exact solution; then neighbours are merged. `limit` names the word whose limit of infinite friction a
+    letter is: on a surface it is run as that word.
     """
 
     def register(function: Callable[..., Any]) -> Letter:
@@ -94,7 +96,7 @@ def letter(*changes: str, flow: bool = True) -> Callable[[Callable[..., Any]], L
         if not changes or not set(changes) <= {"θ", "p", "ξ"}:
             raise ValueError(f"letter {name} changes {changes}: say which of θ, p, ξ, e.g. @letter('p')")
         scalars = tuple(symbol for symbol in needs if symbol in SCALARS)
-        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars)
+        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars, limit)
         return LETTERS[name]
 
     return register
@@ -202,7 +204,7 @@ def X(θ, g, R, h, τ):
     return θ - h * g + sqrt(2 * τ * h) * R
 
 
-@letter("θ", "p", flow=False)
+@letter("θ", "p", flow=False, limit="BAOA")
 def L(θ, p, g, R, h, τ):
     """BAOAB-limit (2.56): θ ← θ − h g + √(2τh) (R + p)/2, p ← R.
 

@@ -20,8 +20,9 @@ from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.metrics.path import Path
 from tether.optimizer import Optimizer
-from tether.part import Part, matches, number, whole
+from tether.part import Part, matches, number
 from tether.rhythms.multirate import one_clock, set_clocks
+from tether.rhythms.rhythm import whole
 from tether.surfaces import Circle, Orthogonal, Sphere
 
 __all__ = [

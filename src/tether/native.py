@@ -14,7 +14,7 @@ import threading
 import warnings
 from array import array
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,8 +174,26 @@ def call(name: str, dtype: torch.dtype, *arguments: Any) -> int:
     """Run a kernel; an error says what it refused."""
     code: int = _functions()[name, dtype](*arguments)
     if code < 0:
-        raise KernelError(f"the kernel {name!r} refused its arguments: {FAULTS.get(code, code)}. Nothing was written")
+        raise refused(code, f" {name!r}")
     return code
+
+
+def refused(code: int, name: str = "") -> KernelError:
+    """What a kernel says that wrote nothing."""
+    return KernelError(f"the kernel{name} refused its arguments: {FAULTS.get(code, code)}. Nothing was written")
+
+
+class Call(partial[int]):
+    """A call of a kernel, with all that must stay alive until it has been made."""
+
+    kept: tuple[Any, ...] = ()
+
+
+def keeping(call: partial[int], *alive: Any) -> Call:
+    """The call with what it reads kept alive."""
+    made = Call(call)
+    made.kept = alive
+    return made
 
 
 def plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -283,7 +301,7 @@ class Layout:
         self.large = sum(counts) * rows >= SMALL
 
 
-def run(
+def prepared(
     dtype: torch.dtype,
     layout: Layout,
     ops: bytes,
@@ -293,15 +311,23 @@ def run(
     θ: array[int] | None = None,
     p: array[int] | None = None,
     g: array[int] | None = None,
-) -> None:
-    """Take the tensors at these `addresses`, of the layout's sizes, through the ops.
+) -> Call:
+    """The call that takes the tensors at these `addresses`, of the layout's sizes, through the ops.
 
-    `keys` start the streams of each draw and block; `each` is the number of rows of ops where every replica has its own.
+    `keys` start the streams of each draw and block; `each` is the number of rows of ops where replicas have their own.
     """
     at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
     lengths = layout.blocks, len(ops) // OP.size // max(each, 1), each
     threads = torch.get_num_threads() if layout.large else 1
-    call("run", dtype, len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys, len(keys) // 24, threads)
+    arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys, len(keys) // 24, threads)
+    return keeping(partial(_functions()["run", dtype], *arguments), θ, p, g, layout)
+
+
+def run(dtype: torch.dtype, layout: Layout, ops: bytes, keys: bytes, **rest: Any) -> None:
+    """Make that call at once."""
+    code = prepared(dtype, layout, ops, keys, **rest)()
+    if code < 0:
+        raise refused(code)
 
 
 class Bounded(NamedTuple):
@@ -328,8 +354,8 @@ class Stiefel(NamedTuple):
     iterations: int
 
 
-def bounded(kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes) -> None:
-    """Take a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
+def bounded(kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes) -> Call:
+    """The call that takes a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
     rows, columns, slack, radius = kind
     inside, wide = (rows * columns, rows * (columns + slack)) if columns else (rows, rows)
     θ, q, p, g = vectors
@@ -347,7 +373,8 @@ def bounded(kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequen
     at = (found[0], found[1], None if p is None else found[2], None if g is None else found[last - 1])
     tables = radius.buffer_info()[0], found.buffer_info()[0] + 8 * last, lengths.buffer_info()[0]
     threads = torch.get_num_threads() if inside >= SMALL else 1
-    call("bounded", θ.dtype, rows, columns, slack, *at, *tables, len(noise), len(ops) // OP.size, ops, threads)
+    arguments = (rows, columns, slack, *at, *tables, len(noise), len(ops) // OP.size, ops, threads)
+    return keeping(partial(_functions()["bounded", θ.dtype], *arguments), tensors, noise, found, lengths, radius)
 
 
 def stiefel(

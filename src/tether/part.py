@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import wraps
 from numbers import Real
 from typing import Any
 
 import torch
 
 from tether.engine.advice import TRANSLATIONS
-from tether.metrics.path import Path
+from tether.metrics.metric import Metric
+from tether.rhythms import SHORT, Rhythm, rhythm_of
 from tether.surfaces import Free, Surface
 from tether.words import parse
 
@@ -24,10 +23,6 @@ __all__ = ["Part"]
 Named = list[tuple[str, torch.Tensor]]
 
 NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
-
-COUNTS = ("every", "nap", "merge")
-
-CYCLIC = ("X", "MS")  # words that move by a multiple of h
 
 DEFAULTS: dict[str, Any] = {
     "word": "X",
@@ -39,12 +34,9 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 0.0,
     "thermostat": 0.1,
     "normalised": False,
-    "every": 1,
-    "drift": True,
     "metric": None,
-    "asleep": 0.0,
-    "nap": 5,
-    "merge": 1,
+    "rhythm": None,
+    **SHORT,
 }
 
 
@@ -68,6 +60,7 @@ class Part:
         thermostat: the value at which the thermostat ξ starts.
         normalised: divide ε by the number of parameters, so that one ε, of the order of 1/τ, suits every layer.
         every: how many steps of the optimizer are one of this part; in between no gradient of it is computed.
+        rhythm: what the part does over several steps, e.g. ``tether.Every(5)``; the fields below are its short forms.
         metric: how distance is measured, e.g. ``tether.Path()`` (Path-SGD); None is as the parameters are.
         drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
         asleep: share of the weights, chosen anew each time, that is 0 for `nap` steps and then moves once with h·nap.
@@ -88,10 +81,16 @@ class Part:
     normalised: bool | None = None
     every: int | None = None
     drift: bool | None = None
-    metric: Path | None = None
+    metric: Metric | None = None
+    rhythm: Rhythm | None = None
     asleep: float | None = None
     nap: int | None = None
     merge: int | None = None
+
+    def __new__(cls, *_: Any, **given: Any) -> Part:
+        """Refuse unknown fields by name, with the nearest known one."""
+        known_fields(given, "Part")
+        return super().__new__(cls)
 
     def row(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The part as a torch param group without its parameters: every field filled in and checked."""
@@ -102,64 +101,33 @@ class Part:
 
 
 FIELDS = tuple(field.name for field in fields(Part))
-_init = Part.__init__
-
-
-@wraps(_init)
-def _checked_init(self: Part, *args: Any, **kwargs: Any) -> None:
-    known_fields(kwargs, "Part")
-    _init(self, *args, **kwargs)
-
-
-Part.__init__ = _checked_init  # type: ignore[method-assign]
 
 
 def check(row: Mapping[str, Any]) -> None:
-    """Raise unless every value of a row is one the letters are defined for."""
+    """Raise unless every value of a row is one that the letters are defined for, and its choices go together."""
     if not isinstance(row["where"], str):
         raise TypeError(f"where={row['where']!r} must be a glob on parameter names, e.g. where='0.*'")
     where = f"part {row['where']!r}"
     parse(row["word"])
-    if not isinstance(row["on"], Surface | Free):
-        raise TypeError(f"{where}: on={row['on']!r} must be a surface, e.g. on=tether.Orthogonal()")
     for name in NUMERIC:
         number(where, name, row[name], allow_infinite=name == "friction", replicas=None)
     number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
-    if not isinstance(row["metric"], Path | None):
+    if not isinstance(row["normalised"], bool):
+        raise TypeError(f"{where}: normalised={row['normalised']!r} must be True or False")
+    if not isinstance(row["on"], Surface | Free):
+        raise TypeError(f"{where}: on={row['on']!r} must be a surface, e.g. on=tether.Orthogonal()")
+    if not isinstance(row["metric"], Metric | None):
         raise TypeError(f"{where}: metric={row['metric']!r} must be a metric, e.g. metric=tether.Path(), or None")
-    if row["metric"] is not None and parse(row["word"]).needs_closure:
-        raise ValueError(f"{where}: {row['metric']!r} needs a word with one gradient per step, not {row['word']!r}")
-    if row["metric"] is not None and row["every"] != 1:
-        raise ValueError(f"{where}: {row['metric']!r} changes at every step and cannot go with every={row['every']!r}")
-    if row["metric"] is not None and isinstance(row["on"], Surface):
-        raise ValueError(
-            f"{where}: {row['metric']!r} and {row['on']!r} cannot be combined: choose one of metric= and on="
-        )
-    for name in ("normalised", "drift"):
-        if not isinstance(row[name], bool):
-            raise TypeError(f"{where}: {name}={row[name]!r} must be True or False")
-    for name in COUNTS:
-        whole(f"{where}: ", name, row[name])
-    if not isinstance(row["asleep"], int | float) or not 0 <= row["asleep"] < 1:
-        raise ValueError(f"{where}: asleep={row['asleep']!r} must be a share of the weights, at least 0 and below 1")
-    for cyclic in (f"asleep={row['asleep']}",) * bool(row["asleep"]) + (f"merge={row['merge']}",) * bool(
-        row["merge"] > 1
-    ):
-        noisy = torch.as_tensor(row["temperature"]).any()
-        if row["word"] not in CYCLIC or noisy or row["every"] > 1 or row["metric"] or isinstance(row["on"], Surface):
-            raise ValueError(
-                f"{where}: {cyclic} goes with the words {' and '.join(CYCLIC)} alone, at temperature 0, "
-                "with every=1 and neither surface nor metric"
-            )
-    if row["asleep"] and row["merge"] > 1:
-        raise ValueError(f"{where}: asleep={row['asleep']} and merge={row['merge']} do not go together: choose one")
-    if row["every"] > 1 and parse(row["word"]).needs_closure:
-        raise ValueError(f"{where}: the word {row['word']!r} takes several gradients per step: it must have every=1")
+    if not isinstance(row["rhythm"], Rhythm | None):
+        raise TypeError(f"{where}: rhythm={row['rhythm']!r} must be a rhythm, e.g. rhythm=tether.Every(5), or None")
+    if row["metric"] is not None:
+        row["metric"].check(where, row)
+    rhythm_of(where, row).check(where, row)
 
 
 def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The row with numbers that a checkpoint can hold, and tensors that no other row shares."""
-    own = {**row, **{name: operator.index(row[name]) for name in COUNTS}}
+    own = dict(row)
     for name in (*NUMERIC, "thermostat"):
         value = own[name]
         if not isinstance(value, torch.Tensor):
@@ -167,17 +135,6 @@ def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[s
         elif any(other[name] is value for other in others):
             own[name] = value.detach().clone()
     return own
-
-
-def whole(where: str, name: str, value: Any) -> int:
-    """A number of steps as an int, numpy's included; else an error that names it, the rule and a fix."""
-    try:
-        steps = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        steps = 0
-    if steps < 1:
-        raise ValueError(f"{where}{name}={value!r} must be a whole number of steps, 1 or more, e.g. {name}=5")
-    return steps
 
 
 def number(

@@ -1,28 +1,30 @@
-"""Blocks: the tensors of a part that share device and dtype, and three ways to carry out linear updates on them.
+"""Blocks: the free tensors of a part that share device and dtype, and three engines for what they are to do.
 
 The compiled kernel takes a whole word in one pass over memory; torch takes a few fused calls; any letter can run tensor
-by tensor, which is the reference that the tests compare the two with.
+by tensor, which is the reference that the tests compare the two with. Programs wait until the commit and then run in
+place. What must be known earlier (pᵀp, a letter that is not linear) is computed on copies.
 """
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from tether import native
-from tether.engine.sums import Scalar, Terms, is_number, per_replica
+from tether.engine.commit import Write, noted, write
+from tether.engine.programs import Program
+from tether.engine.sums import Scalar, is_number, per_replica
 from tether.letters import Letter
 from tether.noise import Normals
 from tether.noise import keys as noise_keys
 
-__all__ = ["Block", "Kept", "Lanes", "Program", "Update", "decayed", "still"]
+__all__ = ["Block", "Kept", "Lanes", "decayed", "still"]
 
 Tensors = list[torch.Tensor]
-Update = tuple[str, Terms, int]  # what changes, into which sum, with the normals of which draw
 T = TypeVar("T")
 ALIGN = 16  # elements; every tensor starts on a cache line of the flat buffer
 
@@ -36,7 +38,7 @@ class Lanes(NamedTuple):
 
 
 class Kept:
-    """Parameters and their state as a block or a stack took them over, to notice when somebody replaces one."""
+    """Parameters and their state as a body took them over, to notice when somebody replaces one."""
 
     def __init__(self, params: Tensors, state: Mapping[torch.Tensor, Any], kept: Mapping[str, Tensors]) -> None:
         self.params, self.state, self.kept = params, state, kept
@@ -56,35 +58,14 @@ class Kept:
         return True
 
 
-class Program:
-    """Linear updates in a row, to be carried out together."""
-
-    def __init__(self, updates: list[Update]) -> None:
-        self.updates = updates
-        self.draws = list(dict.fromkeys(draw for _, terms, draw in updates if "R" in terms))
-        # A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit.
-        passes = sum(len(terms) - is_number(terms.get(symbol), 1) for symbol, terms, _ in updates)
-        known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in updates)
-        self.each = native.replicas_in(tuple(terms.values()) for _, terms, _ in updates)
-        self.suits_kernel = known and (passes > 1 or self.each > 0) and len(self.draws) <= native.DRAWS
-
-    @cached_property
-    def ops(self) -> bytes:
-        """The updates in the kernel's form: one row of them, or one for each replica."""
-        rows = []
-        for symbol, terms, draw in self.updates:
-            numbers = (terms.get(s, 0.0) for s in (symbol, "p", "g", "R"))
-            own, p, g, R = (c if per_replica(c) else float(c) for c in numbers)
-            number = self.draws.index(draw) if "R" in terms else -1
-            rows.append((int(symbol == "θ"), number, own, p if symbol == "θ" else 0.0, g, R))
-        return native.pack_each(rows, self.each) if self.each else native.pack(rows)
-
-
 class Block:
     """The tensors of a part that share device and dtype; their momenta lie in one flat buffer.
 
-    With replicas, every tensor holds `rows` of them along its first axis.
+    With replicas, every tensor holds `rows` of them along its first axis. `θ` and `p` are what a step moves and where
+    it begins: the parameters and their momenta, unless a metric or a rhythm has put others in their place.
     """
+
+    together = False
 
     def __init__(
         self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool, lanes: Lanes
@@ -98,7 +79,6 @@ class Block:
             self.total += -(-size // ALIGN) * ALIGN
         self.dtype, self.device = params[0].dtype, params[0].device
         self.kernel = native.serves(self.dtype, self.device)
-        self.normals: Normals | None = None
         self.flat: torch.Tensor | None = None
         self.momenta: Tensors = []
         if momenta:
@@ -109,16 +89,10 @@ class Block:
                     view.copy_(state[param]["momentum"])
                 state[param]["momentum"] = view
         self.kept = Kept(params, state, {"momentum": self.momenta} if momenta else {})
-        self.g: Tensors = []
+        self.held = native.Held(params, self.dtype, self.sizes)
+        self.drawn: list[Normals] = []
         self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
-        self.held = native.Held(params, self.dtype, self.sizes)
-        self.at: array[int] | None = None
-
-    @property
-    def g0(self) -> Tensors:
-        """The first gradient of this step; where there was none, the one at hand."""
-        return [self.first.get(i, g) for i, g in zip(self.active, self.g, strict=True)]
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [
@@ -127,11 +101,8 @@ class Block:
         ]
 
     def fits(self) -> bool:
-        """Are parameters and momenta still those the block was made for? Then take their addresses for this step."""
-        if not self.kept.still():
-            return False
-        self.at = self.held.at if self.kernel and self.held.still() else None
-        return True
+        """Are parameters and momenta still those the block was made for?"""
+        return self.kept.still()
 
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
@@ -141,33 +112,74 @@ class Block:
         self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]
         self.complete = len(self.g) == len(grads) or not gradient
         self.active = self.everything if self.complete else [i for i, g in enumerate(grads) if g is not None]
+        self.live = bool(self.g) or not gradient
+        self.θ, self.p, self.whole = self.pick(self.params), self.pick(self.momenta), self.flat
+        if not self.complete:
+            self.whole = None
         if not is_number(weight_decay, 0) and self.g and gradient:
-            self.g = decayed(self.g, self.pick(self.params), weight_decay)
+            self.g = decayed(self.g, self.θ, weight_decay)
+        self.count = sum(self.pick(self.sizes)) // self.rows
+        self.waiting: list[Program] = []
+        self.x, self.m = self.θ, self.p  # where the updates act: on θ and p, or on copies of them
+        self.after: list[Write] = []  # writes that follow those of the step
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom of what moves."""
+        return self.count
 
     def pick(self, values: list[T]) -> list[T]:
         """Those of the tensors that have a gradient."""
         return values if self.complete or not values else [values[i] for i in self.active]
 
-    @property
-    def count(self) -> int:
-        """The number of parameters that move, of one replica."""
-        return sum(self.pick(self.sizes)) // self.rows
+    def remember_gradient(self) -> None:
+        """Keep the gradient at hand as g0."""
+        self.first = {i: g.clone() for i, g in zip(self.active, self.g, strict=True)}
 
     @property
-    def whole(self) -> Tensors:
-        """The momenta that move, in one piece where they all do."""
-        if self.lanes.batched:
-            return self.by_rows(self.pick(self.momenta))
-        return [self.flat] if self.complete and self.flat is not None else self.pick(self.momenta)
+    def g0(self) -> Tensors:
+        """The first gradient of this step; where there was none, the one at hand."""
+        return [self.first.get(i, g) for i, g in zip(self.active, self.g, strict=True)]
 
-    def by_rows(self, tensors: Tensors) -> Tensors:
-        """Tensors with a row for each replica, so that a number each can act on them."""
-        return [x.view(self.rows, x.numel() // self.rows) for x in tensors] if self.lanes.batched else tensors
+    def beside(self, θ: Tensors, p: Tensors) -> Block:
+        """A block like this one that moves other tensors by the same gradients."""
+        twin = copy.copy(self)
+        twin.θ, twin.p, twin.whole, twin.waiting, twin.after = θ, p, None, [], []
+        twin.x, twin.m, twin.drawn = θ, p, []
+        return twin
 
-    def run(self, program: Program, seed: int, step: int) -> None:
-        """Carry out a program."""
-        if not (program.suits_kernel and self.kernel and self.run_by_kernel(program, seed, step)):
-            self.run_by_foreach(program, seed, step)
+    def take(self, program: Program, name: tuple[int, int]) -> None:
+        """Let a program wait for the commit."""
+        self.waiting.append(program)
+        self.name = name
+
+    def settle(self) -> None:
+        """Carry out what waits, on copies."""
+        if self.x is self.θ:
+            self.x = [x.detach().clone() for x in self.θ]
+            if self.whole is not None:
+                self.whole = self.whole.clone()
+                self.m = self.pick(self.views(self.whole))
+            else:
+                self.m = [p.clone() for p in self.p]
+        if self.waiting:
+            for one in self.emit():
+                one()
+
+    def writes(self) -> list[Write]:
+        """What the commit must do."""
+        if self.x is self.θ:
+            return [*self.emit(), *self.after] if self.waiting else self.after
+        if self.waiting:
+            self.settle()
+        return [write(torch._foreach_copy_, [*self.θ, *self.p], [*self.x, *self.m]), *self.after]
+
+    def emit(self) -> list[Write]:
+        """What waits, as writes."""
+        program = self.waiting[0] if len(self.waiting) == 1 else Program([u for p in self.waiting for u in p.updates])
+        self.waiting = []
+        found = self.by_kernel(program) if program.suits_kernel and self.kernel else None
+        return self.by_foreach(program) if found is None else found
 
     def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
@@ -175,72 +187,84 @@ class Block:
         momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
         return layout, momenta, [self.names[i] for i in which]
 
-    def run_by_kernel(self, program: Program, seed: int, step: int) -> bool:
-        """All updates in one pass over memory; False, and nothing done, where a tensor is not as the kernel needs it."""
+    def by_kernel(self, program: Program) -> list[Write] | None:
+        """All updates in one pass over memory; None where a tensor is not as the kernel needs it."""
         places = self.layout if self.complete else self.places(self.active)
         assert places is not None
         layout, p, names = places
-        params = self.pick(self.params)
-        given = len(self.g) == len(params)  # before the first kick some may have none, and none is read
-        whole, self.at = self.at if self.complete else None, None  # taken for this step, used once
-        θ = native.addresses(params, self.dtype, layout.whole) if whole is None else whole
+        θ = self.addresses(layout)
+        if p is not None and self.m is not self.pick(self.momenta):
+            p = native.addresses(self.m, self.dtype, layout.whole)
+        given = len(self.g) == len(self.x)  # before the first kick some may have none, and none is read
         g = native.addresses(self.g, self.dtype, layout.whole) if given else None
         if θ is None or (given and g is None):
-            return False
+            return None
+        seed, step = self.name
         keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
-        native.run(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g)
-        torch.autograd.graph.increment_version(params)  # so that autograd knows they were written to
-        return True
+        run = native.prepared(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g)
+        return [run, noted(self.x)]
 
-    def run_by_foreach(self, program: Program, seed: int, step: int) -> None:
-        """All updates by fused calls of torch, put off where two can become one.
+    def addresses(self, layout: native.Layout) -> array[int] | None:
+        """Where θ lies; of parameters that stay where they were that is known."""
+        if self.complete and self.x is self.params:
+            return self.held.at if self.held.still() else None
+        return native.addresses(self.x, self.dtype, layout.whole)
+
+    def by_rows(self, tensors: Tensors) -> Tensors:
+        """Tensors with a row for each replica, so that a number each can act on them."""
+        return [x.view(self.rows, x.numel() // self.rows) for x in tensors] if self.lanes.batched else tensors
+
+    def by_foreach(self, program: Program) -> list[Write]:
+        """All updates as fused calls of torch, put off where two can become one.
 
         The tensors stand for θ + drift·p and scale·p: a scaling of p and a drift along p wait until p changes
         otherwise, so that A O A without noise is one pass over θ and not two.
         """
-        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g}
+        tensors = {"θ": self.x, "p": self.m, "g": self.g}
         if any("g0" in terms for _, terms, _ in program.updates):
             tensors["g0"] = self.g0
         tensors = {symbol: self.by_rows(values) for symbol, values in tensors.items()}
-        whole = self.whole
+        whole = tensors["p"] if self.lanes.batched or self.whole is None else [self.whole]
+        writes: list[Write] = []
         drift: Scalar = 0.0
         scale: Scalar = 1.0
-        held = -1
         for symbol, terms, draw in program.updates:
             own = terms.get(symbol, 0.0)
             others = [(s, c) for s, c in terms.items() if s != symbol]
-            if "R" in terms and draw != held:
-                tensors["R"], noise = self.draw(seed, step, draw)
-                held = draw
+            if "R" in terms:
+                tensors["R"], noise = self.normals(draw, program.draws.index(draw), whole)
             if symbol == "θ":
                 if not is_number(own, 1):
-                    add(tensors["θ"], tensors["p"], drift)
+                    add(writes, tensors["θ"], tensors["p"], drift)
                     drift = 0.0
-                    multiply(tensors["θ"], own)
+                    multiply(writes, tensors["θ"], own)
                 for s, c in others:
                     if s == "p":
                         drift = drift + scale * c
                     else:
-                        add(tensors["θ"], tensors[s], c)
+                        add(writes, tensors["θ"], tensors[s], c)
             else:
                 scale = scale * own
                 if others:
-                    add(tensors["θ"], tensors["p"], drift)
-                    multiply(whole, scale)
+                    add(writes, tensors["θ"], tensors["p"], drift)
+                    multiply(writes, whole, scale)
                     drift, scale = 0.0, 1.0
                 for s, c in others:
                     if s == "R":
-                        add(whole, noise, c)
+                        add(writes, whole, noise, c)
                     else:
-                        add(tensors["p"], tensors[s], c)
-        add(tensors["θ"], tensors["p"], drift)
-        multiply(whole, scale)
+                        add(writes, tensors["p"], tensors[s], c)
+        add(writes, tensors["θ"], tensors["p"], drift)
+        multiply(writes, whole, scale)
+        return writes
 
-    def run_by_tensor(self, letter: Letter, scalars: Mapping[str, Scalar], seed: int, step: int, draw: int) -> None:
+    def apply(self, letter: Letter, scalars: Mapping[str, Scalar], name: tuple[int, int], draw: int) -> None:
         """Any letter, one tensor at a time: the reference for the two above."""
-        tensors = {"θ": self.pick(self.params), "p": self.pick(self.momenta), "g": self.g}
+        self.name = name
+        self.settle()
+        tensors = {"θ": self.x, "p": self.m, "g": self.g}
         tensors["g0"] = self.g0 if "g0" in letter.needs else []
-        tensors["R"] = self.draw(seed, step, draw)[0] if "R" in letter.needs else []
+        tensors["R"] = self.normals(draw, 0, [])[0] if "R" in letter.needs else []
         tensors = {symbol: self.by_rows(values) for symbol, values in tensors.items()}
         columns = {s: c.view(-1, 1).to(self.device, self.dtype) for s, c in scalars.items() if per_replica(c)}
         scalars = {**scalars, **columns}
@@ -250,53 +274,54 @@ class Block:
             for symbol, value in zip(letter.changes, results, strict=True):
                 tensors[symbol][i].copy_(value)
 
-    def draw(self, seed: int, step: int, draw: int) -> tuple[Tensors, Tensors]:
-        """Normals in the shape of the tensors, and the same numbers in the shape of `whole`."""
-        if self.normals is None:
+    def normals(self, draw: int, slot: int, whole: Tensors) -> tuple[Tensors, Tensors]:
+        """Normals in the shape of the tensors, and the same numbers in the shape of `whole`; a slot holds one draw."""
+        while len(self.drawn) <= slot:
             sizes = (self.sizes, self.offsets, self.total)
-            self.normals = Normals(self.names, *sizes, self.dtype, self.device, self.rows, self.lanes.numbers)
-            self.noise = self.by_rows(self.views(self.normals.flat))
-        flat = self.normals.draw(seed, step, draw)
-        views = self.pick(self.noise)
-        return views, [flat] if self.complete and not self.lanes.batched else views
+            self.drawn.append(Normals(self.names, *sizes, self.dtype, self.device, self.rows, self.lanes.numbers))
+        flat = self.drawn[slot].draw(*self.name, draw)
+        views = self.by_rows(self.pick(self.views(flat)))
+        return views, [flat] if len(whole) == 1 and whole[0] is self.whole else views
 
     def square(self) -> torch.Tensor:
         """pᵀp, accumulated in at least float32."""
+        self.settle()
         wide = self.dtype if self.dtype is torch.float64 else torch.float32
         if self.lanes.batched:
-            return torch.stack([x.to(wide).square().sum(1).double() for x in self.whole]).sum(0)
-        parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in self.whole)]
+            return torch.stack([x.to(wide).square().sum(1).double() for x in self.by_rows(self.m)]).sum(0)
+        momenta = self.m if self.whole is None else [self.whole]
+        parts = [torch.dot(x, x) for x in (p.flatten().to(wide) for p in momenta)]
         return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 
-def add(xs: Tensors, ys: Tensors, factor: Scalar) -> None:
+def add(writes: list[Write], xs: Tensors, ys: Tensors, factor: Scalar) -> None:
     """xs ← xs + factor·ys."""
     if is_number(factor, 0):
         return
     if isinstance(factor, torch.Tensor):
         if per_replica(factor):
-            torch._foreach_addcmul_(xs, ys, [column(factor, xs[0])] * len(xs))
+            writes.append(write(torch._foreach_addcmul_, xs, ys, [column(factor, xs[0])] * len(xs)))
             return
         if factor.device.type != "cpu":  # no synchronisation with the device
-            torch._foreach_addcmul_(xs, ys, [factor] * len(xs))
+            writes.append(write(torch._foreach_addcmul_, xs, ys, [factor] * len(xs)))
             return
         factor = factor.item()
     if len(xs) == 1:
-        xs[0].add_(ys[0], alpha=factor)
+        writes.append(write(xs[0].add_, ys[0], alpha=factor))
     else:
-        torch._foreach_add_(xs, ys, alpha=factor)
+        writes.append(write(torch._foreach_add_, xs, ys, alpha=factor))
 
 
-def multiply(xs: Tensors, factor: Scalar) -> None:
+def multiply(writes: list[Write], xs: Tensors, factor: Scalar) -> None:
     """xs ← factor·xs."""
     if is_number(factor, 1):
         return
     if per_replica(factor):
-        torch._foreach_mul_(xs, [column(factor, xs[0])] * len(xs))
+        writes.append(write(torch._foreach_mul_, xs, [column(factor, xs[0])] * len(xs)))
     elif len(xs) == 1:
-        xs[0].mul_(factor)
+        writes.append(write(xs[0].mul_, factor))
     else:
-        torch._foreach_mul_(xs, factor)
+        writes.append(write(torch._foreach_mul_, xs, factor))
 
 
 def still(gradient: torch.Tensor | None, resting: Sequence[int]) -> torch.Tensor | None:

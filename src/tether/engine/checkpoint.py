@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tether.engine.blocks import Lanes
-from tether.engine.rows import named
-from tether.surfaces import Free, Surface
+from tether.engine.given import named
+from tether.engine.rows import Row
+from tether.surfaces import Surface
 
 __all__ = ["check_checkpoint"]
 
 
 def check_checkpoint(
-    state_dict: dict[str, Any], groups: list[dict[str, Any]], surfaces: Sequence[Surface | Free], lanes: Lanes
+    state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lanes
 ) -> None:
     """Raise unless words, metrics, surfaces and shapes are those of the optimizer."""
-    saved_groups = state_dict["param_groups"]
+    saved_groups, groups = state_dict["param_groups"], [row.group for row in rows]
     sizes = [[len(group["params"]) for group in each] for each in (groups, saved_groups)]
     if sizes[0] != sizes[1]:
         raise ValueError(
@@ -41,7 +42,7 @@ def check_checkpoint(
             )
         for j, (name, param) in zip(saved["params"], named(group, 0), strict=False):
             momentum = state_dict["state"].get(j, {}).get("momentum")
-            surface, dims = surfaces[i], int(lanes.batched)
+            surface, dims = rows[i].surface, int(lanes.batched)
             expected = tuple(param.shape)
             if isinstance(surface, Surface):
                 whole = (sum(x.numel() for x in group["params"]) // lanes.rows,)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tether import native
-from tether.engine.rows import named
+from tether.engine.given import named
 
 __all__ = ["NonFiniteGradient", "faulty_gradients", "faulty_replicas", "finite"]
 

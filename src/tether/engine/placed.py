@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from tether.engine.blocks import Lanes
+from tether.engine.commit import Write
 from tether.noise import Normals
 from tether.surfaces import Free, Surface, SurfaceError
 
@@ -58,7 +60,7 @@ def write(placed: Iterable[tuple[Stack, torch.Tensor]]) -> None:
                 f"{str(stack.dtype).removeprefix('torch.')}; use another dtype, or a surface closer to 0"
             )
     for stack, values in placed:
-        stack.scatter(values, stack.params)
+        stack.scattered(values, stack.params)()
 
 
 class Stack:
@@ -82,14 +84,14 @@ class Stack:
         stacked = torch.stack([x.detach() for x in tensors]).to(self.wide)
         return stacked.flatten(0, 1) if self.lanes.batched else stacked
 
-    def scatter(self, values: torch.Tensor, tensors: Tensors) -> None:
-        """Write a stack back into such tensors."""
+    def scattered(self, values: torch.Tensor, tensors: Tensors) -> Write:
+        """The write that takes a stack back into such tensors."""
         if self.joint:
             pieces = values.split([x.numel() // self.rows for x in tensors], 1)
             written = [piece.reshape(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
         else:
             written = self.shares(values)
-        torch._foreach_copy_(tensors, written)
+        return partial(torch._foreach_copy_, tensors, written)
 
     def shares(self, values: torch.Tensor) -> Tensors:
         """What of a stack belongs to each owner."""

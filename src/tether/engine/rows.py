@@ -1,161 +1,228 @@
-"""Rows: what the user gave, as torch param groups, and a group's fields as the letters' symbols."""
+"""Row: one part of the table at work, from the fields of its param group to the writes of a step."""
 
 from __future__ import annotations
 
-import gc
-import warnings
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tether.engine.advice import check_params
-from tether.engine.blocks import Lanes
-from tether.part import NUMERIC, Part, match, number
-from tether.words import Word, parse
+from tether.engine.blocks import Block, Lanes
+from tether.engine.commit import Write, commit, write
+from tether.engine.interpreter import Interpreter
+from tether.engine.moving import Moving
+from tether.engine.placed import replaced, stacks
+from tether.engine.sums import per_replica
+from tether.engine.thermostat import check_thermostat
+from tether.engine.values import noisy, symbols, zero
+from tether.metrics.metric import Metric
+from tether.rhythms import SHORT, Rhythm, rhythm_of
+from tether.surfaces import Free, Surface
+from tether.words import Beat, parse
 
-__all__ = [
-    "due",
-    "lanes_of",
-    "named",
-    "noisy",
-    "param_groups",
-    "parameters_in",
-    "stacked",
-    "symbols",
-    "unnamed",
-    "zero",
-]
+__all__ = ["Row"]
 
-UNNAMED: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
+CHOICES = ("word", "on", "metric", "rhythm", *SHORT)  # fields that say how, not how much
 
 
-def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the user gave, as torch param groups with every field filled in."""
-    check_params(params)
-    if isinstance(params, torch.nn.Module):
-        params = params.named_parameters()
-    if isinstance(params, torch.Tensor):
-        raise TypeError("params is one tensor; put it in a list: Optimizer([tensor], lr=...)")
-    given = list(params)
-    if not given:
-        raise ValueError("no parameters to move: pass model.named_parameters()")
-    if isinstance(given[0], dict):
-        if parts is not None:
-            raise ValueError("param-group dicts are parts themselves: pass named_parameters() to use parts=[...]")
-        return [
-            {**row, "params": list(row["params"])} if isinstance(row.get("params"), Iterator) else row for row in given
-        ]
-    if parts is None:
-        return [{"params": given}]
-    if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, Part) for part in parts):
-        raise TypeError(f"parts={parts!r} must be a list of tether.Part, e.g. [tether.Part('*')]")
-    rows = [part.row(defaults) for part in parts]
-    if not isinstance(given[0], tuple):
-        if len(parts) > 1 or parts[0].where != "*":
-            raise ValueError("parts are matched by name: pass model.named_parameters() instead of model.parameters()")
-        return [{"params": given, **rows[0]}]
-    return [{"params": mine, **row} for mine, row in zip(match(given, parts), rows, strict=True)]
+class Row:
+    """A part: its param group, what it is made of, and the bodies that move."""
 
+    def __init__(
+        self, group: dict[str, Any], names: Sequence[str], surface: Surface | Free, metric: Metric | None,
+        rhythm: Rhythm, lanes: Lanes, state: Any, reference: bool,
+    ) -> None:
+        self.group, self.names, self.lanes, self.state = group, list(names), lanes, state
+        self.surface, self.metric, self.rhythm, self.reference = surface, metric, rhythm, reference
+        self.trained = [param.requires_grad for param in group["params"]]
+        self.numbers: dict[str, Any] = {}
+        self.word = parse(group["word"])
+        self.chosen = self.choices()
+        self.forget()
 
-def parameters_in(groups: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
-    """The tensors of param groups as the user gave them, named or not."""
-    rows = [row["params"] for row in groups]
-    items = [x for given in rows for x in ([given] if isinstance(given, torch.Tensor) else given)]
-    return [x[1] if isinstance(x, tuple) else x for x in items]
+    def forget(self) -> None:
+        """Make bodies and programs anew at the next step: state or parameters are others."""
+        self.interpreter = Interpreter(isinstance(self.surface, Surface), self.reference)
+        self.other = Interpreter(isinstance(self.surface, Surface), self.reference)  # for bodies beside
+        self.made: list[Block | Moving] | None = None
+        self.without: list[torch.Tensor] = []  # parameters that never had a gradient
+        self.momenta = False
 
+    # reading the table
 
-def named(group: dict[str, Any], first: int) -> list[tuple[str, torch.Tensor]]:
-    """Names and parameters of a group; a parameter without a name is called by its number."""
-    params = group["params"]
-    return list(zip(group.get("param_names") or [str(first + i) for i in range(len(params))], params, strict=True))
+    def choices(self) -> tuple[Any, ...]:
+        group = self.group
+        return tuple([group[name] for name in CHOICES])
 
+    def read(self) -> None:
+        """Take the fields as they are now: schedulers and users may have changed them."""
+        if self.choices() != self.chosen:
+            self.change()
+        replicas = self.lanes.rows if self.lanes.batched else 0
+        self.values = symbols(self.group, self.numbers, replicas)
+        self.still = zero(self.values["lr"])  # a step of no length moves nothing
 
-def stacked(param: torch.Tensor) -> bool:
-    """Does the parameter come from `tether.Replicas`, with the replica as its first axis?"""
-    return bool(getattr(param, "stacked", False))
-
-
-def lanes_of(name: str, param: torch.Tensor, batch_dims: int) -> Lanes:
-    """Which replicas a parameter holds, and by which numbers their noise is named."""
-    numbers = getattr(param, "replicas", None)
-    if not batch_dims:
-        return Lanes(1, numbers) if numbers is not None and len(numbers) == 1 else Lanes()
-    if param.dim() == 0 or not len(param):
-        raise ValueError(f"parameter {name!r} of shape {tuple(param.shape)} has no axis of replicas: use batch_dims=0")
-    rows = len(param)
-    return Lanes(rows, tuple(range(rows)) if numbers is None or len(numbers) != rows else tuple(numbers), True)
-
-
-def due(group: Mapping[str, Any]) -> bool:
-    return bool(group["step"] % group["every"] == 0)
-
-
-def noisy(word: Word, values: Mapping[str, Any]) -> bool:
-    """Does the word, with these values of its fields, draw any noise?"""
-    return "R" in word.needs and not (zero(values["τ"]) and "σ" not in word.needs)
-
-
-def unnamed(opt: torch.optim.Optimizer) -> bool:
-    """Is there a single parameter without a name? Warn where another such optimizer would draw the same noise."""
-    groups = opt.param_groups
-    if len(groups) != 1 or len(groups[0]["params"]) != 1 or groups[0].get("param_names"):
-        return False
-    (param,), seed = groups[0]["params"], groups[0]["seed"]
-
-    def others() -> bool:
-        # Of equal shape it is likely meant: two dynamics compared under one noise.
-        return any(group["seed"] == seed and group["params"][0].shape != param.shape for group in UNNAMED.values())
-
-    if noisy(parse(groups[0]["word"]), {"τ": groups[0]["temperature"]}):
-        if others():
-            gc.collect()  # those that nobody uses any more do not count
-            if others():
-                warnings.warn(
-                    f"another optimizer has one parameter without a name, too, and seed={seed}: both draw the same "
-                    "noise. Name them, Optimizer([(name, param)], ...), or give each its own seed",
-                    stacklevel=3,
+    def change(self) -> None:
+        """Obey a choice that somebody has changed, or refuse it; nothing has moved."""
+        group, where = self.group, f"part {self.group['where']!r}"
+        for name, own in (("on", self.surface), ("metric", self.metric)):
+            if group[name] != (None if own is None else repr(own)):
+                raise ValueError(
+                    f"{where}: {name}={group[name]!r} was changed from {own!r}, which is chosen when the optimizer is "
+                    f"built: build a new one with {name}=..."
                 )
-        UNNAMED[opt] = groups[0]
-    return True
+        row = {**group, "on": self.surface, "metric": self.metric}
+        if group["rhythm"] == repr(self.rhythm):  # then the short forms speak
+            fields = {**SHORT, **self.rhythm.fields()}
+            changed = any(group[name] != value for name, value in fields.items())
+            row["rhythm"] = None if changed else self.rhythm
+        rhythm = rhythm_of(where, row)
+        word = parse(group["word"])
+        rhythm.check(where, row)
+        if self.metric is not None:
+            self.metric.check(where, row)
+        if rhythm != self.rhythm:
+            commit(self.rhythm.rise(self))
+            self.rhythm = rhythm
+            group.update({**SHORT, **rhythm.fields(), "rhythm": repr(rhythm)})
+            commit(rhythm.start(self))
+        if word is not self.word:
+            self.word = word
+            self.seed_thermostat()
+        self.chosen = self.choices()
+
+    def seed_thermostat(self) -> None:
+        """A thermostat is a tensor where the word has one: for each replica, or for the part."""
+        group, params = self.group, self.group["params"]
+        if self.lanes.batched:
+            if "ξ" in self.word.needs or isinstance(group["thermostat"], torch.Tensor):
+                given = torch.as_tensor(group["thermostat"], dtype=torch.float64, device="cpu")
+                group["thermostat"] = given.expand(self.lanes.rows).clone()
+        elif "ξ" in self.word.needs and not isinstance(group["thermostat"], torch.Tensor):
+            wide = torch.float64 if any(param.dtype is torch.float64 for param in params) else torch.float32
+            device = params[0].device if params else None
+            group["thermostat"] = torch.tensor(float(group["thermostat"]), dtype=wide, device=device)
+
+    # a step
+
+    def begin(self, gradient: bool = True, resting: Sequence[int] = ()) -> None:
+        """Gather what a step needs, changing nothing but making momenta at rest."""
+        momenta, self.resting = "p" in self.word.needs, resting
+        if self.made is None or (momenta and not self.momenta) or self.stale():
+            self.make(momenta)
+        assert self.made is not None
+        gradient = gradient and self.rhythm.due(self.group["step"])
+        for body in self.made:
+            body.begin(self.values["ω"], gradient, resting)
+        self.bodies: list[Any] = [body for body in self.made if body.live]
+        self.scalars = dict(self.values)
+        self.scalars["N"] = count = sum([body.degrees for body in self.bodies])
+        if self.group["normalised"] and count:
+            self.scalars["ε"] = self.scalars["ε"] / count
+        if "ξ" in self.word.needs and self.bodies and not self.still:
+            check_thermostat(self.group, self.scalars, self.state, resting)
+
+    def stale(self) -> bool:
+        """Must the bodies be made anew: for a first gradient, or a tensor that was replaced?"""
+        for param in self.without:
+            if param.grad is not None:
+                return True
+        assert self.made is not None
+        return not all(body.fits() for body in self.made)
+
+    def make(self, momenta: bool) -> None:
+        """The bodies: free tensors by dtype and device, constrained ones by shape."""
+        named = list(zip(self.group["params"], self.names, strict=True))
+        moves = [param.grad is not None or "momentum" in self.state.get(param, {}) for param, _ in named]
+        if isinstance(self.surface, Surface) and self.surface.together:
+            moves = [any(moves)] * len(moves)
+        self.without = [param for (param, _), yes in zip(named, moves, strict=True) if not yes]
+        chosen = [pair for pair, yes in zip(named, moves, strict=True) if yes]
+        params, names = [param for param, _ in chosen], [name for _, name in chosen]
+        rest = self.state, momenta, self.lanes
+        if isinstance(self.surface, Surface):
+            self.made = [Moving(mine, own, *rest, self.surface) for mine, own in stacks(params, names, self.surface)]
+        else:
+            alike: dict[Any, tuple[list[torch.Tensor], list[str]]] = {}
+            for param, name in chosen:
+                momentum = self.state.get(param, {}).get("momentum")
+                if momentum is not None and momentum.shape != param.shape:
+                    raise replaced(name, param, "momentum", momentum)
+                mine, own = alike.setdefault((param.dtype, param.device), ([], []))
+                mine.append(param)
+                own.append(name)
+            self.made = [Block(mine, own, *rest) for mine, own in alike.values()]
+        self.momenta = momenta
+
+    def enter(self, measured: Mapping[str, Any]) -> None:
+        """Take this step in the row's metric."""
+        assert self.metric is not None
+        for body in self.bodies:
+            self.metric.enter(body, measured, whole="p" in self.word.needs or noisy(self.word, self.values))
+
+    def plan(self) -> list[Write]:
+        """The writes of a step of this part, the thermostat's included."""
+        return self.rhythm.plan(self) if self.bodies else []
+
+    def play(self, beats: tuple[Beat, ...], times: float = 1.0, bodies: Any = None, draw: int = 0) -> int:
+        """Let bodies plan these beats with a step `times` as long; returns the next free draw."""
+        beside, scalars = bodies is not None, self.scalars
+        bodies = bodies if beside else self.bodies
+        if not beats or not bodies:
+            return draw
+        thermostat = scalars["ξ"]
+        if "ξ" in self.word.needs:
+            if not isinstance(thermostat, torch.Tensor):
+                thermostat = torch.tensor(float(thermostat), dtype=torch.float32)
+            if per_replica(thermostat):
+                scalars["ξ"] = thermostat.cpu()
+            elif thermostat.device.type == "cpu":
+                scalars["ξ"] = thermostat.item()  # plain numbers are faster, and there is no device to wait for
+        before, now = self.group["previous_lr"], self.values["lr"]
+        if times != 1:
+            before, now = before * times, now * times
+        interpreter = self.other if beside else self.interpreter
+        name = (self.group["seed"], self.group["step"])
+        draw = interpreter.run(bodies, beats, (before, now), scalars, name, draw)
+        if "ξ" in self.word.needs:
+            scalars["ξ"] = torch.as_tensor(scalars["ξ"], dtype=thermostat.dtype, device=thermostat.device)
+        return draw
+
+    def twin(self) -> list[tuple[Any, Any]]:
+        """Bodies that move copies of the tensors by the same gradients, each with the one it is a copy of."""
+        return [(body.beside([x.detach().clone() for x in body.θ], [p.clone() for p in body.p]), body) for body in self.bodies]
+
+    def writes(self) -> list[Write]:
+        """What the bodies have planned, and the thermostat."""
+        writes = [one for body in self.bodies for one in body.writes()]
+        if "ξ" in self.word.needs and self.bodies:
+            ξ = self.scalars["ξ"]
+            if self.resting and ξ.dim():
+                ξ = self.scalars["ξ"] = ξ.clone()
+                ξ[list(self.resting)] = self.group["thermostat"][list(self.resting)]
+            writes.append(write(self.group.__setitem__, "thermostat", ξ))
+        return writes
+
+    def counted(self) -> Write:
+        """One step more."""
+        group, lr = self.group, self.values["lr"]
+        if isinstance(lr, torch.Tensor):
+            previous = torch.where(lr == 0, group["previous_lr"], lr)
+        else:
+            previous = lr or group["previous_lr"]
+        return write(group.update, {"step": group["step"] + 1, "previous_lr": previous})
+
+    # what a step may change, for those who must put it back
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and their state."""
+        params = self.group["params"]
+        return [*params, *(x for param in params for x in self.state.get(param, {}).values() if x.dim())]
+
+    def slow(self) -> list[torch.Tensor]:
+        """The trained parameters, where some steps need no gradient of them."""
+        if self.rhythm.every == 1:
+            return []
+        return [param for param, yes in zip(self.group["params"], self.trained, strict=True) if yes]
 
 
-def zero(lr: Any) -> bool:
-    return not bool(lr.any()) if isinstance(lr, torch.Tensor) else lr == 0
-
-
-def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict[str, Any]:
-    """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them.
-
-    A per-replica tensor is converted to float64 once and cached in `known` until it is modified or replaced.
-    """
-    fields = tuple([group[name] for name in NUMERIC])
-    where = group["where"]
-    if all(type(value) is float for value in fields):
-        numbers = _checked(where, fields)
-    else:
-        given: list[Any] = []
-        for name, value in zip(NUMERIC, fields, strict=True):
-            if isinstance(value, torch.Tensor) and value.dim():
-                kept = known.get(name)
-                if kept is None or kept[0] is not value or kept[1] != value._version:
-                    number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
-                    kept = known[name] = (value, value._version, value.detach().double().cpu().clone())
-                given.append(kept[2])
-            else:
-                given.append(number(f"part {where!r}", name, value, allow_infinite=name == "friction"))
-        numbers = tuple(given)
-    values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ", "ω"), numbers, strict=True))
-    values["ξ"] = group["thermostat"]
-    if not isinstance(values["ξ"], torch.Tensor):
-        number(f"part {where!r}", "thermostat", values["ξ"], allow_negative=True)
-    return values
-
-
-@lru_cache(maxsize=1024)
-def _checked(where: str, fields: tuple[Any, ...]) -> tuple[float, ...]:
-    part = f"part {where!r}"
-    named = zip(NUMERIC, fields, strict=True)
-    return tuple(number(part, name, value, allow_infinite=name == "friction") for name, value in named)

@@ -92,7 +92,7 @@ class Run:
         # torch wraps `step` for its profiler and for hooks, which costs as much as moving a few small nets
         self.advance: Any = self.opt.step
         if isinstance(self.opt, Optimizer) and not _watched(self.opt):
-            self.advance = self.opt._step
+            self.advance = self.opt.advance
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -149,7 +149,7 @@ class Run:
         if self.fast is not None:
             losses = self.fast(batch)
             if self.trusted:
-                self.opt._known_finite = self.fast.finite  # type: ignore[attr-defined]
+                self.opt.finite = self.fast.finite  # type: ignore[attr-defined]
             return losses
         self.opt.zero_grad()
         with torch.enable_grad():

@@ -11,7 +11,6 @@ import torch
 from torch.optim import SGD
 
 from tether.engine.placed import degrees as freedom
-from tether.engine.rows import named as names
 from tether.loop.train import Record
 from tether.measure.series import mean_and_error
 from tether.optimizer import Optimizer
@@ -111,7 +110,7 @@ def kinetic_temperature(opt: torch.optim.Optimizer) -> Any:
             kinetic energy.
     """
     readings = list(_readings(opt))
-    many = isinstance(opt, Optimizer) and bool(opt._batch_dims)
+    many = isinstance(opt, Optimizer) and opt.replicas
     results = []
     for i in range(len(readings[0].squares)):
         rows = []
@@ -126,7 +125,7 @@ def kinetic_temperature(opt: torch.optim.Optimizer) -> Any:
 def thermometer(step: int, model: torch.nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """A callback of `tether.train` that records the kinetic temperature of every tensor, for `equipartition`."""
     found = {PREFIX + r.name: r.squares / r.degrees for r in _readings(opt)}
-    many = isinstance(opt, Optimizer) and bool(opt._batch_dims)
+    many = isinstance(opt, Optimizer) and opt.replicas
     return found if many else {name: x.squeeze(0) for name, x in found.items()}
 
 
@@ -181,11 +180,11 @@ def _readings(opt: torch.optim.Optimizer) -> Iterator[_Squares]:
 
 
 def _own(opt: Optimizer) -> Iterator[_Squares]:
-    rows, first = opt._lanes.rows, 0
-    for part, group, surface in zip(opt._labels(), opt.param_groups, opt._surfaces, strict=True):
-        named = names(group, first)
-        first += len(named)
-        if not (parse(group["word"]).kinetic or isinstance(surface, Surface)):
+    rows = opt.lanes.rows
+    for part, row in zip(opt.labels(), opt.rows, strict=True):
+        group, surface = row.group, row.surface
+        named = zip(row.names, group["params"], strict=True)
+        if not (row.word.kinetic or isinstance(surface, Surface)):
             continue
         targets = torch.as_tensor(group["temperature"], dtype=torch.float64).cpu().expand(rows)
         moving = [(name, x) for name, x in named if "momentum" in opt.state.get(x, {})]
@@ -195,10 +194,10 @@ def _own(opt: Optimizer) -> Iterator[_Squares]:
         }
         if moving and getattr(surface, "together", False):
             total = torch.stack([*squares.values()]).sum(0)
-            yield _Squares(part, part, total, targets, freedom(surface, group["params"], opt._lanes))
+            yield _Squares(part, part, total, targets, freedom(surface, group["params"], opt.lanes))
             continue
         for name, x in moving:
-            degrees = freedom(surface, [x], opt._lanes)
+            degrees = freedom(surface, [x], opt.lanes)
             if degrees:
                 yield _Squares(name, part, squares[name], targets, degrees)
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.func import vmap
 
 from tether.ensemble.replicas import Replicas
+from tether.engine.commit import write
 from tether.metrics import edges
 from tether.metrics.homogeneous import Run
+from tether.metrics.metric import Metric, MetricError
 from tether.metrics.tracing import NotHomogeneous, Program, program
+
+from tether.surfaces import Surface
+from tether.words import parse
+
+if TYPE_CHECKING:
+    from tether.engine.blocks import Block
 
 __all__ = ["Factors", "NotHomogeneous", "Path", "exponent", "path_sum"]
 
@@ -22,7 +30,7 @@ Factors = tuple[torch.Tensor, ...]
 SAFE = 1e18  # below it in size, and above its inverse, two vectors may be multiplied in float32
 
 
-class Path:
+class Path(Metric):
     """The path metric of Path-SGD: γ_p(w, e) = (Σ over paths through e of Π_{e'≠e} |w_e'|^p)^{2/p}.
 
     It is the square of ‖∂π/∂w_e‖_p, with π(w) the vector of the products of weights along all paths from an input, or
@@ -76,6 +84,31 @@ class Path:
         with torch.inference_mode(False), torch.enable_grad():
             dense, flows = _derivatives(model, self.p, input_shape)
             return {name: _factors(name, w, dense.get(w), flows.get(w, []), self.p) for name, w in named.items()}
+
+    def check(self, part: str, row: Mapping[str, Any]) -> None:
+        if parse(row["word"]).needs_closure:
+            raise MetricError(f"{part}: {self!r} needs a word with one gradient per step, not {row['word']!r}")
+        if isinstance(row["on"], Surface):
+            raise MetricError(f"{part}: {self!r} and {row['on']!r} cannot be combined: choose one of metric= and on=")
+
+    def measure(self, model: nn.Module) -> dict[str, Factors]:
+        return self.factors(model)
+
+    def enter(self, block: Block, measured: Mapping[str, Factors], whole: bool) -> None:
+        """g/γ for g; or, if `whole`, the coordinates √γ θ with g/√γ.
+
+        Those make noise and momenta what they are in the metric: dθ = −γ⁻¹∇L dt + √(2τ/γ) dW for X. No weight enters
+        its own γ unless it is shared, so that the divergence of γ⁻¹ vanishes and exp(−L/τ) is still what is sampled.
+        """
+        mine = [measured[name] for name in block.pick(block.names)]
+        block.g = [self.divide(g, f, power=0.5 if whole else 1.0) for g, f in zip(block.g, mine, strict=True)]
+        if not whole:
+            return
+        home, roots = block.θ, [self.divide(torch.ones_like(x), f, power=-0.5) for x, f in zip(block.θ, mine, strict=True)]
+        for root in roots:
+            root[root == 0] = 1.0  # no path leads there: as it is
+        block.θ = block.x = [x.detach() * root for x, root in zip(home, roots, strict=True)]
+        block.after = [write(torch.div, x, root, out=to) for x, root, to in zip(block.θ, roots, home, strict=True)]
 
     def divide(
         self,

@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from tether.optimizer import Clock, Optimizer
-from tether.part import matches, whole
+from tether.part import matches
+from tether.rhythms.rhythm import whole
 from tether.rhythms.waiting import give_back, left_waiting, wait
 
 __all__ = ["Multirate", "set_clocks"]

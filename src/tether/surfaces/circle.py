@@ -94,6 +94,10 @@ class Circle(Surface):
         """The component along the circle, cos q v_θ − sin q v_ξ."""
         return torch.cos(q) * v[..., 0] - torch.sin(q) * v[..., 1]
 
+    def turn(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """The speed along the circle is a number at every point of it."""
+        return p
+
     def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         return torch.cos(q) * self.tangent(q, v)
 

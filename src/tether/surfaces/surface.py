@@ -147,6 +147,14 @@ class Surface(ABC):
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """The letter A: dq = p dt along Σ for a time h."""
 
+    def shift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
+        """The letter S: dq = −p dt along Σ for a time h, which carries momenta along."""
+        return self.drift(q, p, -h)
+
+    def turn(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """Momenta of another point, at q: the part of them that lies along Σ there."""
+        return self.tangent(q, p)
+
     @abstractmethod
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         """The largest |g| at a point of the surrounding space."""

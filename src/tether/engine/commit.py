@@ -1,0 +1,34 @@
+"""Commit: the writes of a step, planned first and then carried out together.
+
+Python looks for signals between its own instructions, never inside a call into C. So a write is a partial call of a C
+function, and one C loop carries out all of them: an interrupt comes before the first write or after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from tether import native
+
+__all__ = ["Write", "commit", "noted", "write"]
+
+Write = partial[Any]
+write = partial
+_call = partial.__call__
+_noted = torch._C._increment_version
+
+
+def noted(tensors: list[torch.Tensor]) -> Write:
+    """Tell autograd that tensors were written to past its eyes."""
+    return partial(_noted, tensors)
+
+
+def commit(writes: Iterable[Write]) -> None:
+    """Carry out all writes; nothing can come between them."""
+    for code in list(map(_call, writes)):
+        if type(code) is int and code < 0:
+            raise native.refused(code)

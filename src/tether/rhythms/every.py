@@ -1,0 +1,45 @@
+"""Every: a slow part, whose gradient is computed once in so many steps (chapter 5 of the thesis)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole
+
+if TYPE_CHECKING:
+    from tether.engine.commit import Write
+    from tether.engine.rows import Row
+
+__all__ = ["Every"]
+
+
+class Every(Rhythm):
+    """One step of the part in k of the optimizer; in between no gradient of it is computed.
+
+    Args:
+        k: how many steps of the optimizer are one of this part.
+        drift: spread the drift of a word that ends in one (OBA, MS) over those steps (Algorithm 5.1); else all of it
+            comes at once (5.2).
+    """
+
+    def __init__(self, k: int, drift: bool = True) -> None:
+        self.every, self.drift = whole("", "every", k), drift
+
+    def __repr__(self) -> str:
+        return f"Every({self.every}{'' if self.drift else ', drift=False'})"
+
+    def fields(self) -> dict[str, Any]:
+        return {"every": self.every, "drift": self.drift}
+
+    def check(self, part: str, row: Mapping[str, Any]) -> None:
+        one_gradient(self, part, row)
+        if row["metric"] is not None:
+            raise RhythmError(f"{part}: {row['metric']!r} changes at every step and cannot go with every={self.every!r}")
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def plan(self, row: Row) -> list[Write]:
+        row.play(row.word.on_clock(self.every, self.due(row.group["step"]), self.drift))
+        return row.writes()

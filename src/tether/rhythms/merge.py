@@ -1,0 +1,84 @@
+"""Merge: two copies of a part on two time scales, which become their mean (5.9.3 of the thesis)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tether.engine.commit import write
+from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole
+from tether.surfaces import Surface
+
+if TYPE_CHECKING:
+    from tether.engine.commit import Write
+    from tether.engine.rows import Row
+
+__all__ = ["Merge"]
+
+
+class Merge(Rhythm):
+    """A slow copy makes one step h·k while the part makes k steps h; then both become their mean.
+
+    They part from the same point, so the slow copy's gradient is the first one of the cycle: it costs none of its own.
+    It has momenta of its own.
+
+    Args:
+        k: how many steps of the part are one of its slow copy.
+    """
+
+    def __init__(self, k: int) -> None:
+        self.k = whole("", "merge", k)
+
+    def __repr__(self) -> str:
+        return f"Merge({self.k})"
+
+    def fields(self) -> dict[str, Any]:
+        return {"merge": self.k}
+
+    def check(self, part: str, row: Mapping[str, Any]) -> None:
+        one_gradient(self, part, row, same_step=True)
+        if isinstance(row["on"], Surface) or row["metric"] is not None:
+            other = row["on"] if isinstance(row["on"], Surface) else row["metric"]
+            raise RhythmError(f"{part}: merge={self.k} takes a mean, which {other!r} does not know: choose one")
+
+    def start(self, row: Row) -> list[Write]:
+        for param in row.group["params"]:
+            if param.requires_grad:
+                self.copies(row, param)
+        return []
+
+    def copies(self, row: Row, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The slow copy of a parameter, and its momenta if the word has any."""
+        own: dict[str, torch.Tensor] = row.state[param]
+        own.setdefault("slow copy", param.detach().clone())
+        if "p" in row.word.needs:
+            own.setdefault("slow momentum", torch.zeros_like(param, requires_grad=False))
+        return own
+
+    def plan(self, row: Row) -> list[Write]:
+        phase = row.group["step"] % self.k
+        draws = row.play(row.word.program)
+        writes = row.writes()
+        if phase == 0:
+            writes = [*self.slow_step(row, draws), *writes]
+        if phase == self.k - 1:
+            for body in row.bodies:
+                params = body.pick(body.params)
+                slow = [self.copies(row, param)["slow copy"] for param in params]
+                if params:
+                    writes += [write(torch._foreach_lerp_, params, slow, 0.5), write(torch._foreach_copy_, slow, params)]
+        return writes
+
+    def slow_step(self, row: Row, draws: int) -> list[Write]:
+        """The step of the slow copy, from where the part is now."""
+        twins = []
+        before: list[Write] = []
+        for body in row.bodies:
+            own = [self.copies(row, param) for param in body.pick(body.params)]
+            slow = [state["slow copy"] for state in own]
+            twins.append(body.beside(slow, [state["slow momentum"] for state in own] if body.p else []))
+            before.append(write(torch._foreach_copy_, slow, body.pick(body.params)))
+        row.play(row.word.program, times=self.k, bodies=twins, draw=draws)
+        return [*before, *[one for twin in twins for one in twin.writes()]]

@@ -1,0 +1,160 @@
+"""Sleep: random subsets of the weights are 0 for a while and then catch up (5.5.1 of the thesis)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tether.engine.commit import write
+from tether.noise import Normals
+from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole
+from tether.surfaces import Surface
+
+if TYPE_CHECKING:
+    from tether.engine.commit import Write
+    from tether.engine.rows import Row
+
+__all__ = ["Sleep"]
+
+
+class Sleep(Rhythm):
+    """A share of the weights, chosen anew each time, is 0 for `nap` steps while the others move with h.
+
+    Then the sleepers wake as they were, all move once, the sleepers with h·nap, and others fall asleep. Who sleeps is
+    named by (seed, cycle, parameter), as noise is.
+
+    Args:
+        share: of the weights, at least 0 and below 1.
+        nap: for how many steps.
+    """
+
+    def __init__(self, share: float, nap: int = 5) -> None:
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise RhythmError(f"asleep={share!r} must be a share of the weights, at least 0 and below 1")
+        self.share, self.nap = float(share), whole("", "nap", nap)
+        self._known: dict[Any, list[torch.Tensor]] = {}
+
+    def __repr__(self) -> str:
+        return f"Sleep({self.share:g}, nap={self.nap})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"share": self.share, "nap": self.nap, "_known": {}}
+
+    def fields(self) -> dict[str, Any]:
+        return {"asleep": self.share, "nap": self.nap}
+
+    def check(self, part: str, row: Mapping[str, Any]) -> None:
+        one_gradient(self, part, row, same_step=True)
+        if isinstance(row["on"], Surface) or row["metric"] is not None:
+            other = row["on"] if isinstance(row["on"], Surface) else row["metric"]
+            raise RhythmError(f"{part}: asleep={self.share} puts weights to 0, which {other!r} does not allow: choose one")
+
+    def masks(self, row: Row, cycle: int) -> list[torch.Tensor]:
+        """Where the sleepers of a cycle are, parameter by parameter."""
+        key = (row.group["seed"], cycle, tuple(row.names))
+        if key not in self._known:
+            masks = []
+            for name, param in zip(row.names, row.group["params"], strict=True):
+                size, cpu = param.numel(), torch.device("cpu")
+                lanes = row.lanes.rows, row.lanes.numbers
+                normals = Normals([f"sleep/{name}"], [size], [0], size, torch.float64, cpu, *lanes)
+                sleeps = torch.special.ndtr(normals.draw(row.group["seed"], cycle, 0)) < self.share
+                masks.append(sleeps.view(param.shape).to(param.device))
+            self._known = {key: masks}
+        return self._known[key]
+
+    def when(self, row: Row) -> tuple[int, int]:
+        """Cycle and phase."""
+        cycle, phase = divmod(row.group["step"], self.nap + 1)
+        return cycle, phase
+
+    def sleepers(self, row: Row, cycle: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters that are trained, with who of them sleeps in a cycle."""
+        for param, mask, trained in zip(row.group["params"], self.masks(row, cycle), row.trained, strict=True):
+            if trained:
+                yield param, mask
+
+    def start(self, row: Row) -> list[Write]:
+        return self.lie_down(row)
+
+    def lie_down(self, row: Row) -> list[Write]:
+        """Put the sleepers to 0, if this is their time."""
+        cycle, phase = self.when(row)
+        return self.to_bed(row, cycle) if phase < self.nap else []
+
+    def to_bed(self, row: Row, cycle: int) -> list[Write]:
+        """Keep what the sleepers of a cycle were, and put them to 0."""
+        writes: list[Write] = []
+        for (param, mask), own in zip(self.sleepers(row, cycle), self.states(row), strict=True):
+            writes += [
+                write(own["held"].copy_, param),
+                write(own["asleep"].copy_, mask),
+                write(param.masked_fill_, mask, 0.0),
+            ]
+        return writes
+
+    def states(self, row: Row) -> list[dict[str, torch.Tensor]]:
+        """For each trained parameter: what its sleepers were, and who sleeps now."""
+        found = []
+        for param, trained in zip(row.group["params"], row.trained, strict=True):
+            if trained:
+                own = row.state[param]
+                for key in ("held", "asleep"):
+                    if key not in own or own[key].shape != param.shape:
+                        own[key] = torch.zeros_like(param, requires_grad=False)
+                found.append(own)
+        return found
+
+    def rise(self, row: Row) -> list[Write]:
+        """Give sleepers their values back."""
+        writes: list[Write] = []
+        params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
+        for param, own in zip(params, self.states(row), strict=True):
+            # a mask made by the commit itself: the sleepers may be put to bed by the writes before
+            awake = torch.empty_like(param, dtype=torch.bool)
+            writes += [
+                write(torch.eq, own["asleep"], 0, out=awake),
+                write(torch.where, awake, param, own["held"], out=param),
+                write(own["asleep"].zero_),
+            ]
+        return writes
+
+    def unload(self, row: Row) -> list[Write]:
+        """Sleepers that are still 0 rise; if they are not, somebody has loaded the weights already."""
+        writes = self.rise(row)
+        params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
+        still = [not bool((own["asleep"] * param).any()) for param, own in zip(params, self.states(row), strict=True)]
+        each = len(writes) // max(len(params), 1)
+        return [one for i, yes in enumerate(still) if yes for one in writes[i * each : (i + 1) * each]]
+
+    def plan(self, row: Row) -> list[Write]:
+        cycle, phase = self.when(row)
+        return self.catch_up(row, cycle) if phase == self.nap else self.doze(row, cycle, phase)
+
+    def doze(self, row: Row, cycle: int, phase: int) -> list[Write]:
+        """All move but the sleepers; after the last such step they rise."""
+        kept: list[Write] = []
+        for param, mask in self.sleepers(row, cycle):
+            for x in (param, row.state[param].get("momentum")):
+                if x is not None:
+                    kept.append(write(torch.where, mask, x.detach().clone(), x, out=x))
+        row.play(row.word.program)
+        return [*row.writes(), *kept, *(self.rise(row) if phase == self.nap - 1 else [])]
+
+    def catch_up(self, row: Row, cycle: int) -> list[Write]:
+        """All move, those who slept by h·nap; then others fall asleep."""
+        row.play(row.word.program)
+        longer = row.twin()
+        row.play(row.word.program, times=self.nap, bodies=[body for body, _ in longer])
+        for body, _ in longer:
+            body.settle()
+        masks = {id(param): mask for param, mask in zip(row.group["params"], self.masks(row, cycle), strict=True)}
+        slept: list[Write] = []
+        for body, of in longer:
+            for i, param in enumerate(of.pick(of.params)):
+                slept.append(write(torch.where, masks[id(param)], body.x[i], param, out=param))
+                if of.p:
+                    slept.append(write(torch.where, masks[id(param)], body.m[i], of.p[i], out=of.p[i]))
+        return [*row.writes(), *slept, *self.to_bed(row, cycle + 1)]
