@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tether import Replicas, edges, native
+from tether import Replicas, native
 from tether.measure import balance, group_norm, path_norm, rescale
 from tether.path import NotHomogeneous, Path
 from tether.program import program

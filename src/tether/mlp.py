@@ -149,7 +149,7 @@ class Perceptrons:
             )
         if index.dim() != 2 or len(index) != n or not index.shape[1] or index.dtype is not torch.int64:
             raise ValueError(
-                f"index of shape {tuple(index.shape)} and {index.dtype}: it must hold the points of a batch for each of "
+                f"index of shape {tuple(index.shape)} and {index.dtype}: it must hold a batch of points for each of "
                 f"{n} replicas, torch.int64 of shape ({n}, batch)"
             )
         index = index.contiguous()

@@ -228,8 +228,8 @@ def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *count
     x, count = next((x, n) for x, n in zip(tensors, wanted, strict=True) if addresses([x], dtype, [n]) is None)
     kind = f"{type(x).__name__} of {x.dtype}, shape {tuple(x.shape)}, on {x.device}"
     raise KernelError(
-        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of {dtype} "
-        f"on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
+        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of {dtype}"
+        f" on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
     )
 
 
@@ -296,7 +296,7 @@ def run(
 ) -> None:
     """Take the tensors at these `addresses`, of the layout's sizes, through the ops.
 
-    `keys` start the streams of each draw and block; `each` is the number of rows of ops where every replica has its own.
+    `keys` start the streams of each draw and block; `each` is the number of rows of ops where replicas have their own.
     """
     at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
     lengths = layout.blocks, len(ops) // OP.size // max(each, 1), each
@@ -328,14 +328,13 @@ class Stiefel(NamedTuple):
     iterations: int
 
 
-def bounded(
-    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes
-) -> None:
+def bounded(kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[Any], ops: bytes) -> None:
     """Take a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
     rows, columns, slack, radius = kind
     inside, wide = (rows * columns, rows * (columns + slack)) if columns else (rows, rows)
     θ, q, p, g = vectors
-    assert θ is not None and q is not None
+    assert θ is not None
+    assert q is not None
     tensors, counts = [θ, q], [inside, wide]
     for x, count in ((p, wide), (g, inside)):
         if x is not None:
@@ -423,7 +422,7 @@ def finite(tensors: Sequence[torch.Tensor]) -> bool | None:
     if not serves(first.dtype, first.device):
         return None
     # dtype and device are known, and the sign does not matter
-    if not PLAIN.issuperset(map(type, tensors)) or not all([x.is_contiguous() for x in tensors]):
+    if not PLAIN.issuperset(map(type, tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
         return None
     sizes, at = array("q", [x.numel() for x in tensors]), array("q", [x.data_ptr() for x in tensors])
     threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1

@@ -1,7 +1,7 @@
 """Every kernel across the borders of its chunks, blocks and threads, against torch; nan and inf in every input.
 
-Run as a program it prints, for each kernel, a hash of what it computed. `test_kernel_levels` runs it for other builds:
-with sanitizers, and for every set of instructions.
+A trial yields what was computed element by element, which is to have the same bits in every build. `test_kernel_levels`
+runs the trials in several; as a program this file runs all of them, or those named, in the build that it finds.
 """
 
 import hashlib
@@ -59,12 +59,17 @@ def word_by_torch(tensors, tables, draws, lanes=None, seed=3):
     return θ, p
 
 
-KICK, DRIFT, HEAT, SHAKE = (0, -1, 1.0, 0, -0.1, 0), (1, -1, 1.0, 0.2, 0, 0), (0, 0, 0.9, 0, 0, 0.3), (1, 1, 1.0, 0, 0, 0.1)
+KICK, DRIFT, HEAT, SHAKE = (
+    (0, -1, 1.0, 0, -0.1, 0),
+    (1, -1, 1.0, 0.2, 0, 0),
+    (0, 0, 0.9, 0, 0, 0.3),
+    (1, 1, 1.0, 0, 0, 0.1),
+)
 
 
 def words():
     chunk, block = native.CHUNK, native.BLOCK
-    sizes = [0, 1, 3, chunk - 1, chunk, chunk + 1, block - 1, block, block + 1, block + chunk + 5]
+    sizes = [0, 1, 3, chunk - 1, chunk, chunk + 1, block, block + chunk + 5]
     ops = [KICK, DRIFT, HEAT, SHAKE, DRIFT]
     for dtype in DTYPES:
         tensors = [[normal(n, dtype=dtype, seed=7 * n + k) for n in sizes] for k in range(3)]
@@ -75,7 +80,7 @@ def words():
             for a, b in zip(itertools.chain(*got), itertools.chain(*want), strict=True):
                 close(a, b)
         yield from itertools.chain(*got)
-        lanes, count = [0, 4, 5], [5, chunk + 3, block + 1]
+        lanes, count = [0, 4, 5], [5, chunk + 3]
         tensors = [[normal(3 * n, dtype=dtype, seed=n + k) for n in count] for k in range(3)]
         tables = [[(t, r, a, b, c * k, d) for t, r, a, b, c, d in ops] for k in (1, 2, 3)]
         table = b"".join(native.pack(rows) for rows in tables)
@@ -130,7 +135,9 @@ def circles():
             away = torch.arange(600) != 513
             assert all(x[away].isfinite().all() for x in (θ, q, p))
             assert not torch.stack((θ, q, p))[:, 513].isfinite().all(), (k, bad)
-        far = run(*(torch.full((3,), 1e30, dtype=dtype) for _ in range(3)), [normal(3, dtype=dtype), normal(6, dtype=dtype)])
+        far = run(
+            *(torch.full((3,), 1e30, dtype=dtype) for _ in range(3)), [normal(3, dtype=dtype), normal(6, dtype=dtype)]
+        )
         assert far[1].abs().max() < 3.2
 
 
@@ -143,7 +150,10 @@ def spheres():
             surface = tether.Sphere(torch.tensor(radii, dtype=dtype))
             q = surface.place(normal(1, rows, columns, dtype=dtype) / columns)
             p = surface.tangent(q, normal(1, rows, columns + 1, dtype=dtype, seed=1))
-            g, R = normal(rows, columns, dtype=dtype, seed=2), [normal(rows, columns + 1, dtype=dtype, seed=k) for k in (3, 4)]
+            g, R = (
+                normal(rows, columns, dtype=dtype, seed=2),
+                [normal(rows, columns + 1, dtype=dtype, seed=k) for k in (3, 4)],
+            )
             kind = native.Bounded(rows, columns, 1, array("d", radii))
             x, v = q.clone(), p.clone()
             force = F.pad(g, (0, 1))
@@ -176,14 +186,19 @@ def spheres():
 
 def matrices():
     for dtype, (r, s), tall in itertools.product(DTYPES, ((3, 1), (40, 40), (260, 256), (520, 513)), (True, False)):
-        if s > 300 and (dtype is torch.float64) == tall:
+        if s > 200 and (dtype is torch.float64) == tall:
             continue
         count = 1 if s > 200 else 3
         surface = tether.Orthogonal()
-        q = surface.place(normal(count, *((r, s) if tall else (s, r)), dtype=dtype))
+        q = torch.linalg.qr(normal(count, r, s, dtype=dtype))[0].contiguous()
         p = surface.tangent(q, normal(count, r, s, dtype=dtype, seed=1) / math.sqrt(r))
         g, R = (normal(count, r, s, dtype=dtype, seed=k) / math.sqrt(r) for k in (2, 3))
-        ops = [(0, -1, 1.0, 0.0, -0.1, 0.0), (1, -1, 1.0, 0.1, 0.0, 0.0), (0, 0, 0.9, 0.0, 0.0, 0.2), (1, -1, 1.0, 0.1, 0.0, 0.0)]
+        ops = [
+            (0, -1, 1.0, 0.0, -0.1, 0.0),
+            (1, -1, 1.0, 0.1, 0.0, 0.0),
+            (0, 0, 0.9, 0.0, 0.0, 0.2),
+            (1, -1, 1.0, 0.1, 0.0, 0.0),
+        ]
         x, v = surface.drift(q, surface.tangent(q, p - 0.1 * g), 0.1)
         x, v = surface.drift(x, surface.tangent(x, 0.9 * v + 0.2 * R), 0.1)
         lay = (lambda y: y) if tall else (lambda y: y.mT.contiguous())
@@ -207,8 +222,10 @@ def matrices():
 
 
 def perceptrons():
-    for dtype, width, out, batch in itertools.product(DTYPES, (1, 2, 3, 4, 5, 17), (1, 3), (1, 6)):
-        ens = tether.Replicas(lambda w=width, o=out, d=dtype: nn.Sequential(nn.Linear(w, 9), nn.Tanh(), nn.Linear(9, o)).to(d), 5)
+    for dtype, width, out, batch in itertools.product(DTYPES, (1, 2, 3, 4, 5), (1, 3), (1, 6)):
+        ens = tether.Replicas(
+            lambda w=width, o=out, d=dtype: nn.Sequential(nn.Linear(w, 9), nn.Tanh(), nn.Linear(9, o)).to(d), 5
+        )
         x, y = normal(12, width, dtype=dtype), normal(12, out, dtype=dtype, seed=1)
         index = torch.randint(12, (5, batch), generator=torch.Generator().manual_seed(batch))
         for threads in (1, 2):
@@ -234,7 +251,11 @@ def paths():
             e = edges.power(w, p)
             torch.testing.assert_close(edges.product(x, w, b, p, None, {}), F.linear(x, e, edges.power(b, p)))
             torch.testing.assert_close(edges.back(y, w, p), e.t() @ y)
-            r, c, to = normal(rows, 1, dtype=dtype).abs(), normal(1, columns, dtype=dtype).abs(), normal(rows, columns, dtype=dtype)
+            r, c, to = (
+                normal(rows, 1, dtype=dtype).abs(),
+                normal(1, columns, dtype=dtype).abs(),
+                normal(rows, columns, dtype=dtype),
+            )
             c[0, 0] = 0
             want = 0.5 * to + torch.where(r * c > 0, 2 * w / (r * c), 0)
             torch.testing.assert_close(edges.divide(w, (r, c), to, 2.0, 0.5), want, rtol=1e-4, atol=1e-5)
@@ -245,7 +266,7 @@ def lines():
     for dtype, rows, units, outputs in itertools.product(DTYPES, (1, 5), (1, 33), (1, 10)):
         z, w = ([normal(*shape, dtype=dtype, seed=k) for k in (0, 1)] for shape in ((rows, units), (units, outputs)))
         z[1][0, 0] = z[0][0, 0]
-        alphas = torch.linspace(-0.5, 1.5, 41, dtype=torch.float64).tolist()
+        alphas = torch.linspace(-0.5, 1.5, 17, dtype=torch.float64).tolist()
         for threads in (1, 2):
             torch.set_num_threads(threads)
             got = kinks.through(z, w, [], alphas)
@@ -274,5 +295,4 @@ def hashed(tensors):
 
 if __name__ == "__main__":
     assert native.library() is not None, native.describe()
-    chosen = sys.argv[1:] or TRIALS
-    print(json.dumps({"level": native._facts(native.library())[-1], **{name: hashed(TRIALS[name]()) for name in chosen}}))
+    print(json.dumps({name: hashed(TRIALS[name]()) for name in sys.argv[1:] or TRIALS}))

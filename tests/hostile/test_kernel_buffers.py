@@ -151,7 +151,9 @@ def test_addresses_are_given_for_plain_tensors_only():
     ]
     for y in bad:
         assert native.addresses([x, y], torch.float32, [4, 4]) is None, y
-        with pytest.raises(native.KernelError, match=r"cannot go to the kernel, which needs .* 4 elements of torch.float32"):
+        with pytest.raises(
+            native.KernelError, match=r"cannot go to the kernel, which needs .* 4 elements of torch.float32"
+        ):
             native.where("a test", [x, y], torch.float32, 4)
     assert list(native.addresses([torch.empty(0)], torch.float32, [0])) == [0]
 
@@ -218,7 +220,11 @@ def test_a_word_refuses_ops_without_their_buffers():
     layout, x = native.Layout([4]), torch.ones(4)
     at = native.addresses([x], torch.float32, [4])
     key = bytes(24)
-    for op, keys in (((0, 0, 1.0, 0.0, 0.0, 1.0), b""), ((0, 8, 1.0, 0.0, 0.0, 1.0), key), ((0, -1, 1.0, 0.0, 0.0, 1.0), key)):
+    for op, keys in (
+        ((0, 0, 1.0, 0.0, 0.0, 1.0), b""),
+        ((0, 8, 1.0, 0.0, 0.0, 1.0), key),
+        ((0, -1, 1.0, 0.0, 0.0, 1.0), key),
+    ):
         with pytest.raises(native.KernelError, match="does not exist"):
             native.run(torch.float32, layout, native.pack([op]), keys, p=at)
     for op in ((0, -1, 1.0, 0.0, 1.0, 0.0), (1, -1, 1.0, 1.0, 0.0, 0.0)):
@@ -326,7 +332,9 @@ def test_training_under_another_default_device(compiled, replacement):
 # 40: Path
 
 
-@pytest.mark.parametrize("bias", [torch.full((4,), 2.0, dtype=torch.float64), torch.full((1,), 2.0)], ids=["dtype", "length"])
+@pytest.mark.parametrize(
+    "bias", [torch.full((4,), 2.0, dtype=torch.float64), torch.full((1,), 2.0)], ids=["dtype", "length"]
+)
 def test_a_path_with_a_bias_of_another_kind(bias):
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1, bias=False))
     net[0].bias = nn.Parameter(bias)
@@ -413,7 +421,11 @@ def test_gradients_that_cannot_be_written_to_are_made_anew():
     run(index)
     want = [p.grad.clone() for p in ens.parameters()]
     first = next(iter(ens.parameters()))
-    for grad in (torch._neg_view(torch.zeros_like(first)), torch.zeros(3, 2, 6).mT, torch.zeros_like(first).as_subclass(Tagged)):
+    for grad in (
+        torch._neg_view(torch.zeros_like(first)),
+        torch.zeros(3, 2, 6).mT,
+        torch.zeros_like(first).as_subclass(Tagged),
+    ):
         first.grad = grad
         run(index)
         assert all(torch.equal(p.grad, g) for p, g in zip(ens.parameters(), want, strict=True))

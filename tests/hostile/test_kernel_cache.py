@@ -44,7 +44,9 @@ def small(tmp_path, monkeypatch):
 def compiler(folder, before="", after=""):
     """A compiler that counts its calls, with lines of shell before the real one runs."""
     script, log = folder / "mycc", folder / "calls"
-    script.write_text(f'#!/bin/sh\necho "$@" >> {log}\n{before}\ncc "$@"\ncode=$?\n{after}\nexit $code\n', encoding="utf-8")
+    script.write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\n{before}\ncc "$@"\ncode=$?\n{after}\nexit $code\n', encoding="utf-8"
+    )
     script.chmod(0o755)
     return str(script), lambda: len(log.read_text(encoding="utf-8").splitlines()) if log.exists() else 0
 
