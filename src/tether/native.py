@@ -228,8 +228,8 @@ def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *count
     x, count = next((x, n) for x, n in zip(tensors, wanted, strict=True) if addresses([x], dtype, [n]) is None)
     kind = f"{type(x).__name__} of {x.dtype}, shape {tuple(x.shape)}, on {x.device}"
     raise KernelError(
-        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of {dtype}"
-        f" on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
+        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of "
+        f"{dtype} on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
     )
 
 

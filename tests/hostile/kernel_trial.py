@@ -185,9 +185,10 @@ def spheres():
 
 
 def matrices():
-    for dtype, (r, s), tall in itertools.product(DTYPES, ((3, 1), (40, 40), (260, 256), (520, 513)), (True, False)):
+    for dtype, (r, s), tall in itertools.product(DTYPES, ((3, 1), (40, 40), (257, 256), (514, 513)), (True, False)):
         if s > 200 and (dtype is torch.float64) == tall:
             continue
+        torch.set_num_threads(1)
         count = 1 if s > 200 else 3
         surface = tether.Orthogonal()
         q = torch.linalg.qr(normal(count, r, s, dtype=dtype))[0].contiguous()
