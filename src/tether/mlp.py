@@ -154,7 +154,10 @@ class Perceptrons:
             )
         index = index.contiguous()
         batch = index.shape[1]
-        native.where("the points of a batch", [index], torch.int64, n * batch)
+        if not native.plain(index, torch.int64):
+            raise ValueError(
+                f"index is a {type(index).__name__} on {index.device}: it must be a plain tensor on the CPU"
+            )
         grads = self.rows(self.gradients()) if gradient else (None, None)
         losses = torch.empty(n, dtype=torch.float64, device="cpu")
         faulty = torch.zeros(n, dtype=torch.int64, device="cpu")
