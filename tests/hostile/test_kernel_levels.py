@@ -71,7 +71,7 @@ def test_no_sanitizer_complains():
     environment = {
         **os.environ,
         "TETHER_CFLAGS": SANITIZERS,
-        "LD_PRELOAD": library("libasan.so"),
+        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6') or ''}",
         "ASAN_OPTIONS": "detect_leaks=0",
         "OMP_NUM_THREADS": "2",
         "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]),
