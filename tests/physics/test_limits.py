@@ -36,7 +36,7 @@ def test_oba_at_zero_temperature_is_sgd_with_momentum(network, weight_decay, dty
     opt = tether.Optimizer(ours.model, lr=h, word="OBA", friction=γ, weight_decay=weight_decay)
     sgd = torch.optim.SGD(theirs.model.parameters(), lr=h**2, momentum=math.exp(-γ * h), weight_decay=weight_decay)
     start, single = ours.θ(), dtype is torch.float32
-    # In float32 a rounding error soon decides on which side of a kink a unit lies, and either run may be the one to err.
+    # In float32 a rounding error soon decides on which side of a kink a unit lies, and either run may be the one off.
     for n in range(20 if single else 100):
         ours.step(opt, n)
         theirs.step(sgd, n)
