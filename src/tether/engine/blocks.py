@@ -176,7 +176,7 @@ class Block:
         return layout, momenta, [self.names[i] for i in which]
 
     def run_by_kernel(self, program: Program, seed: int, step: int) -> bool:
-        """All updates in one pass over memory; False, and nothing done, where a tensor is not as the kernel needs it."""
+        """All updates in one pass over memory; False, and nothing done, where the kernel cannot take a tensor."""
         places = self.layout if self.complete else self.places(self.active)
         assert places is not None
         layout, p, names = places
