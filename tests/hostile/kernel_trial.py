@@ -12,12 +12,12 @@ import sys
 from array import array
 
 import torch
+from tether.mlp import Perceptrons
 from torch import nn
 
 import tether
 from tether import edges, native, noise
 from tether.measure import kinks
-from tether.mlp import Perceptrons
 
 F = nn.functional
 DTYPES = [torch.float32, torch.float64]
