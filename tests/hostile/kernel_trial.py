@@ -12,12 +12,13 @@ import sys
 from array import array
 
 import torch
-from tether.mlp import Perceptrons
 from torch import nn
 
 import tether
-from tether import edges, native, noise
+from tether import native, noise
+from tether.ensemble.perceptrons import Perceptrons
 from tether.measure import kinks
+from tether.metrics import edges
 
 F = nn.functional
 DTYPES = [torch.float32, torch.float64]
@@ -102,7 +103,7 @@ def circles():
     packed = native.pack(ops)
 
     def run(q, p, g, R):
-        θ, q, p = torch.empty_like(q), q.clone(), p.clone()
+        θ, q, p = r * q.sin(), q.clone(), p.clone()
         native.bounded(native.Bounded(len(q), 0, 1, array("d", [r])), [θ, q, p, g], R, packed)
         return θ, q, p
 
@@ -167,7 +168,7 @@ def spheres():
                     x = surface.normalise(x + push)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                θ, point, moved = torch.empty(rows, columns, dtype=dtype), q[0].clone(), p[0].clone()
+                θ, point, moved = q[0, :, :-1].clone(), q[0].clone(), p[0].clone()
                 native.bounded(kind, [θ, point, moved, g], R, packed)
                 close(point, x[0], 10)
                 close(moved, v[0], 30)
@@ -175,7 +176,7 @@ def spheres():
         for k, bad in itertools.product(range(3), BAD):
             inputs = [normal(20, 4, dtype=dtype, seed=i) for i in range(2)] + [normal(20, 3, dtype=dtype)]
             inputs[k][17, 1] = bad
-            θ = torch.empty(20, 3, dtype=dtype)
+            θ = inputs[0][:, :-1].clone()
             noises = [normal(20, 4, dtype=dtype), normal(20, 4, dtype=dtype)]
             native.bounded(native.Bounded(20, 3, 1, array("d", [1.0] * 20)), [θ, *inputs], noises, packed)
             assert not θ[17].isfinite().all()
