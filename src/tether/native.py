@@ -425,7 +425,7 @@ def shuffle(points: int, key: bytes, layout: Layout) -> torch.Tensor:
 def gradients(
     dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
 ) -> None:
-    """Losses and gradients of many perceptrons; see `tether.ensemble.perceptrons`, which lays out and checks the arguments."""
+    """Losses and gradients of many perceptrons; `tether.ensemble.perceptrons` lays out and checks the arguments."""
     at = [None if x is None else x.buffer_info()[0] for x in tables]
     x, y, points, index, kind, losses, faulty, room = data
     threads = min(torch.get_num_threads(), sizes[0])
