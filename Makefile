@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit bench bench-constraints bench-replicas bench-multirate bench-path weights finetune format clean
+.PHONY: setup demo test lint types unit sanitize bench bench-constraints bench-replicas bench-multirate bench-path weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -34,6 +34,17 @@ types: setup
 
 unit: setup
 	$(BIN)/python -m pytest
+
+# The tests that use the compiled kernel, with a build of it that checks every address and every operation.
+# libstdc++ beside libasan, which otherwise does not find how torch throws exceptions.
+ASAN = $(shell cc -print-file-name=libasan.so) $(shell cc -print-file-name=libstdc++.so.6)
+sanitize: export TETHER_CFLAGS = -fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1 -DPLAIN
+sanitize: export ASAN_OPTIONS = detect_leaks=0
+sanitize: setup
+	LD_PRELOAD="$(ASAN)" $(BIN)/python -m pytest -n 0 -p no:cacheprovider \
+		tests/hostile/test_kernel_buffers.py tests/test_noise.py tests/test_lanes.py tests/test_path.py tests/surfaces/test_equations.py \
+		tests/measure/test_kinks.py tests/measure/test_line.py
+	LD_PRELOAD="$(ASAN)" OMP_NUM_THREADS=2 $(BIN)/python tests/hostile/kernel_trial.py
 
 bench: setup
 	$(BIN)/python benchmarks/step.py

@@ -1,9 +1,9 @@
 """The compiled kernel as a file: built by the C compiler on first use, kept in a private cache, checked before loading.
 
-A library is named by its recipe (sources, compiler, flags, platform) and by the hash of its own bytes. So a library that
-was cut, emptied or changed is not loaded, and there is no second file that could disagree with the first. The cache must
-belong to this user and be writable by nobody else; where it is not, or cannot be written, the kernel is built anew in a
-temporary folder for this process alone.
+A library is named by its recipe (sources, compiler, flags, platform) and by the hash of its own bytes. So a library
+that was cut, emptied or changed is not loaded, and there is no second file that could disagree with the first. The
+cache must belong to this user and be writable by nobody else. Where it is not, or cannot be written, the kernel is
+built in a temporary folder for this process alone.
 
 ``CC`` names the compiler and may hold arguments, ``TETHER_CFLAGS`` adds flags, ``TETHER_NATIVE=0`` does without.
 """

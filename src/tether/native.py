@@ -32,6 +32,7 @@ __all__ = [
     "Layout",
     "Stiefel",
     "addresses",
+    "all_plain",
     "bounded",
     "call",
     "describe",
@@ -189,24 +190,38 @@ class Call(partial[int]):
     kept: tuple[Any, ...] = ()
 
 
+def made(call: Call) -> None:
+    """Make a call; an error says what the kernel refused."""
+    code = call()
+    if code < 0:
+        raise refused(code)
+
+
 def keeping(call: partial[int], *alive: Any) -> Call:
     """The call with what it reads kept alive."""
-    made = Call(call)
-    made.kept = alive
-    return made
+    whole = Call(call)
+    whole.kept = alive
+    return whole
 
 
 def plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
     """May the kernel read and write this tensor where it lies? The one check before an address is taken."""
-    # conjugated tensors are complex, so the dtype tells
-    return type(x) in PLAIN and x.dtype is dtype and x.is_contiguous() and x.is_cpu and not x.is_neg()
+    return all_plain((x,), dtype)
+
+
+def all_plain(tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> bool:
+    """May the kernel read and write all of these?"""
+    # written out here and below, as it runs for every tensor at every step; conjugated ones are complex
+    for x in tensors:
+        if type(x) not in PLAIN or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu or x.is_neg():
+            return False
+    return True
 
 
 def addresses(tensors: Iterable[torch.Tensor], dtype: torch.dtype, counts: Iterable[int]) -> array[int] | None:
     """Where tensors of so many numbers lie; None if the kernel cannot take one of them as it is."""
     at = array("q")
     for x, count in zip(tensors, counts, strict=True):
-        # `plain`, written out: this runs for every tensor at every step
         if type(x) not in PLAIN or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu or x.is_neg():
             return None
         place = x.data_ptr()
@@ -246,8 +261,8 @@ def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *count
     x, count = next((x, n) for x, n in zip(tensors, wanted, strict=True) if addresses([x], dtype, [n]) is None)
     kind = f"{type(x).__name__} of {x.dtype}, shape {tuple(x.shape)}, on {x.device}"
     raise KernelError(
-        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of {dtype} "
-        f"on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
+        f"{what}: a {kind} cannot go to the kernel, which needs a plain contiguous tensor of {count} elements of "
+        f"{dtype} on the CPU: take x.resolve_neg().to('cpu', {dtype}).contiguous(), or make the optimizer anew"
     )
 
 
@@ -269,7 +284,9 @@ def pack_each(ops: Sequence[tuple[Any, ...]], rows: int) -> bytes:
 
 def replicas_in(ops: Iterable[tuple[Any, ...]]) -> int:
     """How many numbers an op holds where it holds one for each replica; 0 where none does."""
-    return max([0, *(len(c) for op in ops for c in op if isinstance(c, torch.Tensor) and c.dim())])
+    # plain numbers first: to ask torch about each of them would take longer than all the rest
+    others = [c for op in ops for c in op if type(c) is not float and type(c) is not int]
+    return max([len(c) for c in others if isinstance(c, torch.Tensor) and c.dim()], default=0) if others else 0
 
 
 def rows_of(table: bytes, rows: int) -> list[bytes]:
@@ -325,9 +342,7 @@ def prepared(
 
 def run(dtype: torch.dtype, layout: Layout, ops: bytes, keys: bytes, **rest: Any) -> None:
     """Make that call at once."""
-    code = prepared(dtype, layout, ops, keys, **rest)()
-    if code < 0:
-        raise refused(code)
+    made(prepared(dtype, layout, ops, keys, **rest))
 
 
 class Bounded(NamedTuple):
@@ -354,19 +369,30 @@ class Stiefel(NamedTuple):
     iterations: int
 
 
-def bounded(kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[torch.Tensor], ops: bytes) -> Call:
-    """The call that takes a contiguous parameter on circles or spheres through the ops, in place; `vectors` are θ, q, p and g."""
+def bounded_call(
+    kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequence[Any], ops: bytes, *, known: bool = False
+) -> Call:
+    """The call that takes a contiguous parameter on circles or spheres through the ops, in place.
+
+    `vectors` are θ, q, p and g. `known`: all of them have been found plain in this step, or were made so; only their
+    sizes are compared then.
+    """
     rows, columns, slack, radius = kind
     inside, wide = (rows * columns, rows * (columns + slack)) if columns else (rows, rows)
     θ, q, p, g = vectors
-    assert θ is not None and q is not None
+    assert θ is not None
+    assert q is not None
     tensors, counts = [θ, q], [inside, wide]
     for x, count in ((p, wide), (g, inside)):
         if x is not None:
             tensors.append(x)
             counts.append(count)
     lengths = array("q", [x.numel() for x in noise])  # the kernel knows how long they must be
-    found = where("a parameter on a surface", [*tensors, *noise], θ.dtype, *counts, *lengths)
+    everything, counts = [*tensors, *noise], [*counts, *lengths]
+    if known and [x.numel() for x in everything] == counts:
+        found = array("q", [x.data_ptr() for x in everything])
+    else:
+        found = where("a parameter on a surface", everything, θ.dtype, *counts)
     if len(radius) != (rows if columns else 1):
         raise KernelError(f"{len(radius)} radii for {rows} rows: there must be one for each")
     last = len(tensors)
@@ -375,6 +401,11 @@ def bounded(kind: Bounded, vectors: Sequence[torch.Tensor | None], noise: Sequen
     threads = torch.get_num_threads() if inside >= SMALL else 1
     arguments = (rows, columns, slack, *at, *tables, len(noise), len(ops) // OP.size, ops, threads)
     return keeping(partial(_functions()["bounded", θ.dtype], *arguments), tensors, noise, found, lengths, radius)
+
+
+def bounded(*arguments: Any, **options: Any) -> None:
+    """Make that call at once."""
+    made(bounded_call(*arguments, **options))
 
 
 def stiefel(
@@ -432,7 +463,7 @@ def shuffle(points: int, key: bytes, layout: Layout) -> torch.Tensor:
 def gradients(
     dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
 ) -> None:
-    """Losses and gradients of many perceptrons; see `tether.mlp`, which lays out and checks the arguments."""
+    """Losses and gradients of many perceptrons; `tether.ensemble.perceptrons` lays out and checks the arguments."""
     at = [None if x is None else x.buffer_info()[0] for x in tables]
     x, y, points, index, kind, losses, faulty, room = data
     threads = min(torch.get_num_threads(), sizes[0])
@@ -448,7 +479,7 @@ def finite(tensors: Sequence[torch.Tensor]) -> bool | None:
     if not serves(first.dtype, first.device):
         return None
     # dtype and device are known, and the sign does not matter
-    if not PLAIN.issuperset(map(type, tensors)) or not all([x.is_contiguous() for x in tensors]):
+    if not PLAIN.issuperset(map(type, tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
         return None
     sizes, at = array("q", [x.numel() for x in tensors]), array("q", [x.data_ptr() for x in tensors])
     threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1

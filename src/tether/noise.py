@@ -108,6 +108,7 @@ class Normals:
         self.wide = self.flat if wide is dtype else torch.zeros(total, dtype=wide, device=device)
         self.pieces = [self.wide[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
         self.at: array[int] | None = None
+        self.base = 0
 
     def places(self) -> array[int] | None:
         """Where the pieces lie; known as long as the buffer is where it was, which a copy of this object is not."""

@@ -1,7 +1,7 @@
 """Every kernel across the borders of its chunks, blocks and threads, against torch; nan and inf in every input.
 
-Run as a program it prints, for each kernel, a hash of what it computed. `test_kernel_levels` runs it for other builds:
-with sanitizers, and for every set of instructions.
+A trial yields what was computed element by element, which is to have the same bits in every build. `test_kernel_levels`
+runs the trials in several; as a program this file runs all of them, or those named, in the build that it finds.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ KICK, DRIFT, HEAT, SHAKE = (
 
 def words():
     chunk, block = native.CHUNK, native.BLOCK
-    sizes = [0, 1, 3, chunk - 1, chunk, chunk + 1, block - 1, block, block + 1, block + chunk + 5]
+    sizes = [0, 1, 3, chunk - 1, chunk, chunk + 1, block, block + chunk + 5]
     ops = [KICK, DRIFT, HEAT, SHAKE, DRIFT]
     for dtype in DTYPES:
         tensors = [[normal(n, dtype=dtype, seed=7 * n + k) for n in sizes] for k in range(3)]
@@ -81,7 +81,7 @@ def words():
             for a, b in zip(itertools.chain(*got), itertools.chain(*want), strict=True):
                 close(a, b)
         yield from itertools.chain(*got)
-        lanes, count = [0, 4, 5], [5, chunk + 3, block + 1]
+        lanes, count = [0, 4, 5], [5, chunk + 3]
         tensors = [[normal(3 * n, dtype=dtype, seed=n + k) for n in count] for k in range(3)]
         tables = [[(t, r, a, b, c * k, d) for t, r, a, b, c, d in ops] for k in (1, 2, 3)]
         table = b"".join(native.pack(rows) for rows in tables)
@@ -103,7 +103,7 @@ def circles():
     packed = native.pack(ops)
 
     def run(q, p, g, R):
-        θ, q, p = torch.empty_like(q), q.clone(), p.clone()
+        θ, q, p = r * q.sin(), q.clone(), p.clone()
         native.bounded(native.Bounded(len(q), 0, 1, array("d", [r])), [θ, q, p, g], R, packed)
         return θ, q, p
 
@@ -168,7 +168,7 @@ def spheres():
                     x = surface.normalise(x + push)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                θ, point, moved = torch.empty(rows, columns, dtype=dtype), q[0].clone(), p[0].clone()
+                θ, point, moved = q[0, :, :-1].clone(), q[0].clone(), p[0].clone()
                 native.bounded(kind, [θ, point, moved, g], R, packed)
                 close(point, x[0], 10)
                 close(moved, v[0], 30)
@@ -176,7 +176,7 @@ def spheres():
         for k, bad in itertools.product(range(3), BAD):
             inputs = [normal(20, 4, dtype=dtype, seed=i) for i in range(2)] + [normal(20, 3, dtype=dtype)]
             inputs[k][17, 1] = bad
-            θ = torch.empty(20, 3, dtype=dtype)
+            θ = inputs[0][:, :-1].clone()
             noises = [normal(20, 4, dtype=dtype), normal(20, 4, dtype=dtype)]
             native.bounded(native.Bounded(20, 3, 1, array("d", [1.0] * 20)), [θ, *inputs], noises, packed)
             assert not θ[17].isfinite().all()
@@ -186,12 +186,13 @@ def spheres():
 
 
 def matrices():
-    for dtype, (r, s), tall in itertools.product(DTYPES, ((3, 1), (40, 40), (260, 256), (520, 513)), (True, False)):
-        if s > 300 and (dtype is torch.float64) == tall:
+    for dtype, (r, s), tall in itertools.product(DTYPES, ((3, 1), (40, 40), (257, 256), (514, 513)), (True, False)):
+        if s > 200 and (dtype is torch.float64) == tall:
             continue
+        torch.set_num_threads(1)
         count = 1 if s > 200 else 3
         surface = tether.Orthogonal()
-        q = surface.place(normal(count, *((r, s) if tall else (s, r)), dtype=dtype))
+        q = torch.linalg.qr(normal(count, r, s, dtype=dtype))[0].contiguous()
         p = surface.tangent(q, normal(count, r, s, dtype=dtype, seed=1) / math.sqrt(r))
         g, R = (normal(count, r, s, dtype=dtype, seed=k) / math.sqrt(r) for k in (2, 3))
         ops = [
@@ -223,7 +224,7 @@ def matrices():
 
 
 def perceptrons():
-    for dtype, width, out, batch in itertools.product(DTYPES, (1, 2, 3, 4, 5, 17), (1, 3), (1, 6)):
+    for dtype, width, out, batch in itertools.product(DTYPES, (1, 2, 3, 4, 5), (1, 3), (1, 6)):
         ens = tether.Replicas(
             lambda w=width, o=out, d=dtype: nn.Sequential(nn.Linear(w, 9), nn.Tanh(), nn.Linear(9, o)).to(d), 5
         )
@@ -267,7 +268,7 @@ def lines():
     for dtype, rows, units, outputs in itertools.product(DTYPES, (1, 5), (1, 33), (1, 10)):
         z, w = ([normal(*shape, dtype=dtype, seed=k) for k in (0, 1)] for shape in ((rows, units), (units, outputs)))
         z[1][0, 0] = z[0][0, 0]
-        alphas = torch.linspace(-0.5, 1.5, 41, dtype=torch.float64).tolist()
+        alphas = torch.linspace(-0.5, 1.5, 17, dtype=torch.float64).tolist()
         for threads in (1, 2):
             torch.set_num_threads(threads)
             got = kinks.through(z, w, [], alphas)
@@ -296,7 +297,4 @@ def hashed(tensors):
 
 if __name__ == "__main__":
     assert native.library() is not None, native.describe()
-    chosen = sys.argv[1:] or TRIALS
-    print(
-        json.dumps({"level": native._facts(native.library())[-1], **{name: hashed(TRIALS[name]()) for name in chosen}})
-    )
+    print(json.dumps({name: hashed(TRIALS[name]()) for name in sys.argv[1:] or TRIALS}))

@@ -267,7 +267,7 @@ def test_circles_turn_from_where_they_are(dtype):
     q = torch.linspace(-3, 3, n, dtype=dtype)
     p, g = torch.linspace(-2, 2, n, dtype=dtype), torch.linspace(1, -1, n, dtype=dtype)
     ops = [(1, -1, 1.0, 0.3, 0.0, 0.0), (2, -1, 1.0, 0.0, -0.2, 0.0), (0, -1, 0.9, 0.0, -0.1, 0.0)]
-    θ, angle, momentum = torch.empty_like(q), q.clone(), p.clone()
+    θ, angle, momentum = r * q.sin(), q.clone(), p.clone()
     native.bounded(native.Bounded(n, 0, 1, array("d", [r])), [θ, angle, momentum, g], [], native.pack(ops))
     a = q + 0.3 / r * p
     a = torch.atan2(r * a.sin() - 0.2 * g, r * a.cos())
@@ -279,7 +279,7 @@ def test_circles_turn_from_where_they_are(dtype):
 @needs_kernel
 def test_a_step_around_a_circle_needs_no_gradient():
     q = torch.linspace(-1, 1, 700)
-    noise, θ, angle = torch.randn(1400, generator=torch.Generator().manual_seed(0)), torch.empty(700), q.clone()
+    noise, θ, angle = torch.randn(1400, generator=torch.Generator().manual_seed(0)), q.sin(), q.clone()
     ops = native.pack([(2, 0, 1.0, 0.0, 0.0, 0.1)])
     native.bounded(native.Bounded(700, 0, 1, array("d", [1.0])), [θ, angle, None, None], [noise], ops)
     pairs = noise.view(-1, 2)

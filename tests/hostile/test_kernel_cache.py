@@ -222,7 +222,7 @@ def test_a_compiler_with_arguments(small, monkeypatch):
 
 def test_what_the_compiler_cannot_do_is_given_up_one_by_one(small, monkeypatch):
     def refuse(word):
-        return f'case "$*" in *{word}*) echo "cc: error: {word}" >&2; exit 1;; esac'
+        return f'case "$*" in *"{word}"*) echo "cc: error: {word}" >&2; exit 1;; esac'
 
     for words, want in (
         ((), ("-fopenmp",)),

@@ -98,7 +98,7 @@ class Moving(Stack):
             self.grads = [g for g in (still(param.grad, resting) for param in self.moving) if g is not None]
             if not is_number(weight_decay, 0):
                 self.grads = decayed(self.grads, self.moving, weight_decay)
-        fast = self.every and all(native.plain(x, self.dtype) for x in (*self.moving, *self.grads))
+        fast = self.every and native.all_plain((*self.moving, *self.grads), self.dtype)
         self.fast = self.kernel if fast else None
         self.waiting: list[tuple[native.Op, int]] = []
         self.at = self.params, self.q, self.p  # where the kernel acts: on these, or on copies of them
@@ -304,7 +304,7 @@ class Moving(Stack):
             vectors = [param, q[i], p[i], g, *(R[i] for R in draws)]
             for j, ops_of in enumerate(packed):
                 own = [x if x is None or not each else x[j] for x in vectors]
-                writes.append(native.bounded(kernel, own[:4], own[4:], ops_of))
+                writes.append(native.bounded_call(kernel, own[:4], own[4:], ops_of, known=True))
         return [*writes, noted(params)]
 
     def matrices(self, kernel: native.Stiefel) -> None:

@@ -105,12 +105,15 @@ class Perceptrons:
             )
         if index.dim() != 2 or len(index) != n or not index.shape[1] or index.dtype is not torch.int64:
             raise ValueError(
-                f"index of shape {tuple(index.shape)} and {index.dtype}: it must hold the points of a batch for each of "
+                f"index of shape {tuple(index.shape)} and {index.dtype}: it must hold a batch of points for each of "
                 f"{n} replicas, torch.int64 of shape ({n}, batch)"
             )
         index = index.contiguous()
         batch = index.shape[1]
-        native.where("the points of a batch", [index], torch.int64, n * batch)
+        if not native.plain(index, torch.int64):
+            raise ValueError(
+                f"index is a {type(index).__name__} on {index.device}: it must be a plain tensor on the CPU"
+            )
         grads = self.rows(self.gradients()) if gradient else (None, None)
         losses = torch.empty(n, dtype=torch.float64, device="cpu")
         faulty = torch.zeros(n, dtype=torch.int64, device="cpu")

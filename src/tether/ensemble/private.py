@@ -27,7 +27,7 @@ class _Stream(TorchDispatchMode):
     """Hands its own generators to random operations; torch consults it for this thread alone."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.number = seed
         self.generators: dict[torch.device, torch.Generator] = {}
 

@@ -87,7 +87,7 @@ class Surface(ABC):
         named = self.extent()
         if named is not None:
             least, most = limits(start.dtype)
-            sizes = torch.as_tensor(named[1], dtype=torch.float64).flatten()
+            sizes = torch.as_tensor(named[1], dtype=torch.float64, device="cpu").flatten()
             outside = sizes[~((sizes >= least) & (sizes <= most))]
             if len(outside):
                 raise SurfaceError(
