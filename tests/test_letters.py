@@ -148,7 +148,7 @@ def alphabet():
     yield LETTERS
     LETTERS.clear()
     LETTERS.update(before)
-    for module in (tether.words, tether.letters, tether.engine.motion, tether.optimizer):
+    for module in (tether.words, tether.letters, tether.engine.sums):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

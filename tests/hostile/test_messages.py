@@ -224,11 +224,8 @@ def test_a_seed_is_a_whole_number(seed):
 
 
 def test_foreach_none_is_the_default():
-    assert [tether.Optimizer(network(), lr=0.1, foreach=each)._foreach for each in (None, True, False)] == [
-        True,
-        True,
-        False,
-    ]
+    references = [tether.Optimizer(network(), lr=0.1, foreach=each).reference for each in (None, True, False)]
+    assert references == [False, False, True]
 
 
 # Surfaces
