@@ -38,13 +38,6 @@ TRANSLATIONS = {
 SYMBOLS = {field: symbol for _, field, symbol in COLUMNS} | {"normalised": "ε"}
 EXAMPLES = {"γ": "BAOAB", "τ": "BAOAB"}  # of words that use a symbol; the others belong to the thermostat
 
-FRAMES = (
-    "tether.engine.advice",
-    "tether.optimizer",
-    "tether.methods",
-    "tether.engine.thermostat",
-)  # between the user's line and a warning
-
 
 def check_params(params: Any) -> None:
     """Raise for what cannot be parameters, and say what is wanted."""
@@ -105,6 +98,6 @@ def _unused(field: str, value: Any, words: str) -> str:
 def warn(message: str) -> None:
     """Warn at the line that built the optimizer, through whatever of tether is in between."""
     level = 1
-    while sys._getframe(level).f_globals.get("__name__") in FRAMES:
+    while str(sys._getframe(level).f_globals.get("__name__")).startswith(("tether.", "torch.")):
         level += 1
     warnings.warn(message, stacklevel=level + 1)

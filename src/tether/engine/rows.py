@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tether.engine.advice import check_params
+from tether.engine.advice import check_params, warn
 from tether.engine.blocks import Lanes
 from tether.part import NUMERIC, Part, match, number
 from tether.words import Word, parse
@@ -113,10 +112,9 @@ def unnamed(opt: torch.optim.Optimizer) -> bool:
         if others():
             gc.collect()  # those that nobody uses any more do not count
             if others():
-                warnings.warn(
+                warn(
                     f"another optimizer has one parameter without a name, too, and seed={seed}: both draw the same "
-                    "noise. Name them, Optimizer([(name, param)], ...), or give each its own seed",
-                    stacklevel=3,
+                    "noise. Name them, Optimizer([(name, param)], ...), or give each its own seed"
                 )
         UNNAMED[opt] = groups[0]
     return True
