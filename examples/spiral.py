@@ -21,8 +21,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import tether
-from tether.studies.planar import optimizer
-from tether.studies.weights import METHODS, PUBLISHED, TASK
+from tether_studies.planar import optimizer
+from tether_studies.weights import METHODS, PUBLISHED, TASK
 
 
 def run(method, runs, steps, sets):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import tether
-from tether.studies import endgames, overfitting, robustness, trigonometric, weights
-from tether.studies.planar import Task, classifier, learn, outputs, scores, tiled
+from tether_studies import endgames, overfitting, robustness, trigonometric, weights
+from tether_studies.planar import Task, classifier, learn, outputs, scores, tiled
 
 TASK = Task("spiral", {"turns": 4.0}, nodes=7, train=40, test=30, batch=10)
 SGD = ("sgd", {"lr": 0.1})

@@ -9,9 +9,9 @@ from torch import nn
 
 from tether.measure import LinearPath
 from tether.measure.shape import Barrier
-from tether.studies import between_classes, degenerate_minima, influences, minimum_norms, separators
-from tether.studies.blocks import BLOCKS, Recipe, residual, train
-from tether.studies.lines import all_are, counted, highest, packed
+from tether_studies import between_classes, degenerate_minima, influences, minimum_norms, separators
+from tether_studies.blocks import BLOCKS, Recipe, residual, train
+from tether_studies.lines import all_are, counted, highest, packed
 
 
 def test_angles_are_exact_where_they_are_small():

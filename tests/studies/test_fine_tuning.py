@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from tether.studies import fine_tuning, mobilenet
-from tether.studies.fine_tuning import Task, Trainee, sgd, train
-from tether.studies.study import HELD, NOT_HELD, UNDECIDED
+from tether_studies import fine_tuning, mobilenet
+from tether_studies.fine_tuning import Task, Trainee, sgd, train
+from tether_studies.study import HELD, NOT_HELD, UNDECIDED
 
 
 def small(seed):

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from tether import studies
+import tether_studies as studies
 from tether.cli import main
-from tether.report import results
-from tether.report.tables import methods_table, what_holds
-from tether.studies.lab import Busy, Lab
-from tether.studies.runner import Job, folder_of, run_all, run_one
-from tether.studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Study, Table, less, mean_error, more, near, yes
+from tether_studies.lab import Busy, Lab
+from tether_studies.report import results
+from tether_studies.report.tables import methods_table, what_holds
+from tether_studies.runner import Job, folder_of, run_all, run_one
+from tether_studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Study, Table, less, mean_error, more, near, yes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ DICE = Study(
 def listed(monkeypatch):
     def use(*found):
         known = {study.name: study for study in found}
-        for module in ("tether.studies", "tether.report.results"):
+        for module in ("tether_studies", "tether_studies.report.results"):
             monkeypatch.setattr(import_module(module), "studies", lambda: known)
 
     return use

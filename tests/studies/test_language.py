@@ -2,8 +2,8 @@
 
 import torch
 
-from tether.studies import language
-from tether.studies.language import RADII, Rows, Transformer, cola
+from tether_studies import language
+from tether_studies.language import RADII, Rows, Transformer, cola
 
 
 def test_rows_are_read_in_parallel_and_every_word_but_the_first_is_predicted_once():

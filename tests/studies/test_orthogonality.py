@@ -3,7 +3,7 @@
 import torch
 
 import tether
-from tether.studies.orthogonality import SPIRAL, Recipe, learn, network, penalise
+from tether_studies.orthogonality import SPIRAL, Recipe, learn, network, penalise
 
 
 def test_the_penalty_in_closed_form_is_autograds():

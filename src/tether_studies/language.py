@@ -1,0 +1,264 @@
+"""Tables 4.2 and 4.4: a small transformer with bounded weights on Penn Treebank and WikiText-2.
+
+Two encoder layers with two heads and 200 feed-forward nodes predict the next word. c-CoLA-ud (h = 0.4; γ = 0.5 on Penn
+Treebank, 1 on WikiText-2; radius 0.1 for linear layers, 1 for norms and self-attention, 0.5 for the rest) beside SGD
+with momentum, with weight decay and without; the least validation loss in some epochs counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import tether
+from tether_studies.lab import Lab
+from tether_studies.side_by_side import side_by_side
+from tether_studies.study import Claim, Results, Study, Table, every, less, more, plus_minus
+
+COLA = "c-CoLA-ud"
+TEXTS = {"Penn Treebank": tether.data.ptb, "WikiText-2": tether.data.wikitext2}
+FRICTIONS = {"Penn Treebank": 0.5, "WikiText-2": 1.0}
+RADII = {"*norm*.weight": 1.0, "*self_attn*weight": 1.0, "*linear*.weight": 0.1, "*.weight": 0.5}  # the first that fits
+PUBLISHED = {  # Tables 4.2 and 4.4
+    COLA: (4.81, 5.09),
+    "SGD h=0.1 mom=0.7": (4.87, 5.13),
+    "SGD h=0.1 mom=0.8": (4.83, 5.13),
+    "SGD h=0.1 mom=0.9": (4.84, 5.13),
+    "SGD h=0.2 mom=0.7": (4.83, 5.13),
+    "SGD h=0.2 mom=0.8": (4.83, 5.14),
+    "SGD h=0.1 mom=0.7 WD": (4.84, 5.01),
+    "SGD h=0.1 mom=0.8 WD": (4.77, 5.02),
+    "SGD h=0.1 mom=0.9 WD": (4.77, 5.02),
+}
+Build = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Config:
+    runs: int = 3
+    epochs: int = 12
+    tokens: int = 25_000  # to train on
+    validation: int = 20_000
+    words: int | None = 2000  # the most common; the others are unknown
+    width: int = 64  # of the embedding
+    batches: tuple[int, int] = (10, 10)  # rows of text that are read at once
+    length: int = 35  # how many words of a row
+    settings: tuple[tuple[float, float], ...] = ((0.1, 0.9),)  # step sizes and momenta of SGD
+    decay: float = 1e-4
+
+
+class Transformer(nn.Module):
+    """Embedding and position, two encoder layers that see only what came before, and a score for every word."""
+
+    def __init__(self, words: int, width: int, length: int, nodes: int = 200, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        layer = nn.TransformerEncoderLayer(width, 2, nodes, dropout, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.decoder = nn.Linear(width, words)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("position", waves(length, width), persistent=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[1]
+        position, mask = self.get_buffer("position")[:n], self.get_buffer("mask")[:n, :n]
+        seen = self.dropout(self.embedding(x) * math.sqrt(position.shape[1]) + position)
+        return self.decoder(self.layers(seen, mask=mask, is_causal=True))
+
+
+def waves(length: int, width: int) -> torch.Tensor:
+    """Sine and cosine of the place by turns, their lengths from 2π to 10,000 · 2π."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    angles = torch.arange(length).unsqueeze(1) * rates
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)
+
+
+class Rows:
+    """A text cut into rows that are read in parallel: pairs of words and the words that follow them."""
+
+    def __init__(self, numbers: torch.Tensor, rows: int, length: int) -> None:
+        rows = min(rows, len(numbers) // 2)
+        self.rows, self.length = numbers[: len(numbers) // rows * rows].view(rows, -1), length
+
+    def __len__(self) -> int:
+        return -(-(self.rows.shape[1] - 1) // self.length)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for i in range(0, self.rows.shape[1] - 1, self.length):
+            following = self.rows[:, i + 1 : i + 1 + self.length]
+            yield self.rows[:, i : i + following.shape[1]], following
+
+
+def run(config: Config, lab: Lab) -> Results:
+    """Run i of every method has the same start."""
+    work: dict[str, Any] = {}
+    for i in range(config.runs):
+        for text in TEXTS:
+            methods: dict[str, Build] = {COLA: partial(cola, FRICTIONS[text])}
+            for h, momentum in config.settings:
+                for decay in (0.0, config.decay):
+                    methods[name(h, momentum, decay)] = partial(sgd, h, momentum, decay)
+            for method, build in methods.items():
+                seed = lab.named_seed(f"run {i}")
+                work[f"{text}, {method}, run {i}"] = partial(piece, text, build, config, seed)
+    return lab.pieces(work)
+
+
+def name(h: float, momentum: float, decay: float) -> str:
+    """Of a setting of SGD."""
+    return f"SGD h={h:g} mom={momentum:g}" + (" WD" if decay else "")
+
+
+def cola(friction: float, net: nn.Module) -> torch.optim.Optimizer:
+    """c-CoLA-ud with a radius for each kind of layer; biases are free."""
+    parts = [tether.Part(where, on=tether.Circle(radius)) for where, radius in RADII.items()]
+    return tether.Optimizer(net, [*parts, tether.Part("*")], lr=0.4, word="OBA", friction=friction)
+
+
+def sgd(h: float, momentum: float, decay: float, net: nn.Module) -> torch.optim.Optimizer:
+    """torch's own."""
+    return torch.optim.SGD(net.parameters(), lr=h, momentum=momentum, weight_decay=decay)
+
+
+def piece(text: str, build: Build, config: Config, seed: int) -> Results:
+    """Train once; training and validation loss after every epoch."""
+    (numbers, words), (valid, _) = (read(text, split, config.words) for split in ("train", "valid"))
+    rows = config.batches[list(TEXTS).index(text)]
+    data = Rows(numbers[: config.tokens], rows, config.length)
+    held_out = Rows(valid[: config.validation], 20, config.length)
+    torch.manual_seed(seed)
+    net = Transformer(len(words), config.width, config.length)
+
+    def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
+        return {"validation": tested(net, held_out)}
+
+    steps = config.epochs * len(data)
+    record = tether.train(net, build(net), data, mean_loss, steps, log_every=len(data), callbacks=[test])
+    return {"epochs": np.array(record.steps) / len(data), "loss": record.losses, **record.metrics}
+
+
+@lru_cache(4)
+def read(text: str, split: str, words: int | None) -> tuple[torch.Tensor, list[str]]:
+    return TEXTS[text](split, words)
+
+
+def mean_loss(scores: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+@torch.no_grad()
+def tested(net: nn.Module, data: Rows) -> float:
+    """Mean loss of a word."""
+    net.eval()
+    losses = [(float(mean_loss(net(x), y)), y.numel()) for x, y in data]
+    net.train()
+    return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+
+
+def least(results: Results) -> dict[str, dict[str, np.ndarray]]:
+    """The least validation loss of every run, by text and method."""
+    found: dict[str, dict[str, np.ndarray]] = {text: {} for text in TEXTS}
+    for label, one in side_by_side(results).items():
+        text, _, method = label.partition(", ")
+        found[text][method] = one["validation"].min(0)
+    return found
+
+
+def claims(results: Results, config: Config) -> list[Claim]:
+    """Without weight decay bounded weights are better, with it they are not."""
+    found = least(results)
+    free, decayed = (
+        {text: min((name(*s, decay) for s in config.settings), key=lambda m: found[text][m].mean()) for text in TEXTS}
+        for decay in (0.0, config.decay)
+    )
+
+    def against(other: dict[str, str]) -> str:
+        pairs = (
+            f"{text} {plus_minus(x[COLA], 3)} against {plus_minus(x[other[text]], 3)}" for text, x in found.items()
+        )
+        return "; ".join(pairs)
+
+    return [
+        Claim(
+            "bounded weights reach a lower validation loss than SGD-m",
+            "Table 4.2: Penn Treebank 4.81 against 4.83–4.87, WikiText-2 5.09 against 5.13–5.14",
+            against(free),
+            *every({text: less(x[COLA], x[free[text]], paired=True) for text, x in found.items()}),
+        ),
+        Claim(
+            "but not than SGD-m with weight decay",
+            "Table 4.4: Penn Treebank 4.81 against 4.77, WikiText-2 5.09 against 5.01",
+            against(decayed),
+            *every({text: more(x[COLA], x[decayed[text]], paired=True) for text, x in found.items()}),
+        ),
+    ]
+
+
+def tables(results: Results, config: Config) -> list[Table]:
+    """Tables 4.2 and 4.4."""
+    found = least(results)
+    rows = []
+    for method in found["Penn Treebank"]:
+        published = PUBLISHED.get(method, ("", ""))
+        cells = [[plus_minus(found[text][method], 3), number] for text, number in zip(TEXTS, published, strict=True)]
+        rows.append([method, *cells[0], *cells[1]])
+    head = ["method", "Penn Treebank", "thesis", "WikiText-2", "thesis"]
+    words = f"{config.words:,} words" if config.words else "all words"
+    caption = (
+        f"Least validation loss in {config.epochs} epochs of {config.tokens:,} tokens with {words}; {config.runs} runs"
+    )
+    return [Table(head, rows, caption)]
+
+
+def draw(results: Results, config: Config) -> dict[str, Any]:
+    """Training and validation loss by epoch; the thesis has tables alone."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for label, one in side_by_side(results).items():
+        text, _, method = label.partition(", ")
+        panel = panels[list(TEXTS).index(text)]
+        (line,) = panel.plot(one["epochs"][:, 0], one["validation"].mean(1), label=method)
+        panel.plot(one["epochs"][:, 0], one["loss"].mean(1), color=line.get_color(), lw=0.8, ls=":")
+        panel.set(title=text, xlabel="epochs")
+    panels[0].set_ylabel("loss: validation, and of a batch (dotted)")
+    panels[0].legend(frameon=False, fontsize=8)
+    return {"language": figure}
+
+
+STUDY = Study(
+    name="table-4.2",
+    title="a transformer with bounded weights reaches a lower validation loss",
+    source="003, Tables 4.2, 4.4; 001, Table 2",
+    config=Config,
+    run=run,
+    claims=claims,
+    draw=draw,
+    tables=tables,
+    quick={"runs": 2, "epochs": 2, "tokens": 1500, "validation": 700, "words": 100, "width": 8},
+    full={
+        "runs": 3,
+        "epochs": 200,
+        "tokens": 3_000_000,
+        "validation": 300_000,
+        "words": None,
+        "width": 200,
+        "batches": (1024, 128),
+        "settings": ((0.1, 0.7), (0.1, 0.8), (0.1, 0.9), (0.2, 0.7), (0.2, 0.8)),
+    },
+    data=("ptb", "wikitext-2"),
+    notes="By default the first 25,000 words of the texts, a vocabulary of 2000 and an embedding of 64; validation "
+    "losses have their least value within the epochs, as in the thesis, but compare only with each other. The thesis "
+    "does not give the width of the embedding, dropout (0.2 here), the length of a sequence (35), the start, nor which "
+    "layers have which radius.",
+)

@@ -1,0 +1,55 @@
+"""Lines of loss between states, as the studies of chapter 6 keep, count and draw them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tether.measure import LinearPath
+from tether_studies.study import Results, yes
+
+__all__ = ["all_are", "counted", "draw_lines", "highest", "packed"]
+
+
+def packed(name: str, paths: Sequence[LinearPath]) -> Results:
+    """The lines of several runs under a name: losses, shapes, heights of barriers, and accuracies at the end."""
+    return {
+        f"{name}: losses": np.stack([path.losses.numpy() for path in paths]),
+        f"{name}: shapes": [path.shape for path in paths],
+        f"{name}: barriers": [path.barrier.height for path in paths],
+        f"{name}: accuracies": [100 * float(path.accuracies[-1]) for path in paths if path.accuracies is not None],
+    }
+
+
+def counted(shapes: Any) -> str:
+    """How many lines have which shape, the most frequent first."""
+    return ", ".join(f"{count} {shape}" for shape, count in Counter(map(str, shapes)).most_common())
+
+
+def all_are(wanted: str, shapes: Any) -> tuple[str, str]:
+    """Do all lines have this shape? Verdict and evidence."""
+    return yes(all(str(shape) == wanted for shape in shapes), counted(shapes))
+
+
+def highest(results: Results, name: str) -> np.ndarray:
+    """How far each line rises above the loss at its start; negative where it never does again."""
+    losses = results[f"{name}: losses"]
+    rise: np.ndarray = losses[:, 1:].max(1) - losses[:, 0]
+    return rise
+
+
+def draw_lines(axis: Any, losses: np.ndarray, colour: Any, label: str, mean: bool = False, **style: Any) -> None:
+    """A line for each run; or their mean, with the standard error as a band."""
+    alphas = np.linspace(0, 1, losses.shape[1])
+    if mean and len(losses) > 1:
+        middle, error = losses.mean(0), losses.std(0, ddof=1) / np.sqrt(len(losses))
+        axis.plot(alphas, middle, color=colour, label=label, **{"lw": 1.5, **style})
+        axis.fill_between(alphas, middle - error, middle + error, color=colour, alpha=0.2, lw=0)
+    else:
+        for i, one in enumerate(losses):
+            axis.plot(alphas, one, color=colour, label=label if i == 0 else None, **{"lw": 0.8, "alpha": 0.7, **style})
+    axis.set(xlim=(0, 1), xlabel="α (0 start, 1 end)")
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,164 @@
+"""Figure 5.8: random subsets of the weights asleep, against dropout, in a small transformer on Penn Treebank.
+
+The transformer of table-4.2: two encoder layers with two heads and 200 feed-forward nodes. Random subset (5.5.1): a
+share of the weights of the encoder is 0 for k steps, then woken and moved with h·k. Beside it SGD without dropout, and
+with it. Of several rates of dropout, and of several shares asleep, the one with the least validation loss counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import tether
+from tether_studies.lab import Lab
+from tether_studies.language import Rows, Transformer, mean_loss, read, tested
+from tether_studies.side_by_side import side_by_side
+from tether_studies.study import Claim, Results, Study, Table, less, plus_minus
+
+SGD, DROPOUT, OURS = "SGD", "dropout", "random subset"
+MATRICES = "layers.*linear?.weight|layers.*proj*weight"
+
+
+@dataclass(frozen=True)
+class Config:
+    runs: int = 3
+    epochs: int = 30
+    tokens: int = 10_000  # to train on
+    validation: int = 5000
+    words: int | None = 1000  # the most common; the others are unknown
+    width: int = 64  # of the embedding
+    rows: int = 20  # of text that are read at once
+    length: int = 35  # how many words of a row
+    lr: float = 0.1
+    momentum: float = 0.9
+    dropouts: tuple[float, ...] = (0.1, 0.3)
+    shares: tuple[float, ...] = (0.1, 0.3)  # asleep
+    k: int = 5
+
+
+def run(config: Config, lab: Lab) -> Results:
+    """Run i of every method has the same start."""
+    methods = {SGD: (0.0, 0.0)}
+    methods |= {f"{DROPOUT} {rate:g}": (rate, 0.0) for rate in config.dropouts}
+    methods |= {f"{OURS} {share:g}": (0.0, share) for share in config.shares}
+    return lab.pieces(
+        {
+            f"{name}, run {i}": partial(piece, *setting, config, lab.named_seed(f"run {i}"))
+            for i in range(config.runs)
+            for name, setting in methods.items()
+        }
+    )
+
+
+def piece(dropout: float, share: float, config: Config, seed: int) -> Results:
+    """Validation losses on the way, those of random subsets with all weights awake."""
+    (numbers, words), (valid, _) = (read("Penn Treebank", split, config.words) for split in ("train", "valid"))
+    data = Rows(numbers[: config.tokens], config.rows, config.length)
+    held_out = Rows(valid[: config.validation], 20, config.length)
+    torch.manual_seed(seed)
+    net = Transformer(len(words), config.width, config.length, dropout=dropout)
+    options: dict[str, Any] = {"lr": config.lr, "momentum": config.momentum}
+    if share:
+        opt: Any = tether.methods.random_subset(net, k=config.k, probabilities={MATRICES: share}, seed=seed, **options)
+    else:
+        opt = torch.optim.SGD(net.parameters(), **options)
+    cycle = config.k + 1
+    steps = config.epochs * len(data) // cycle * cycle - 1  # all are awake before the last step of a cycle
+    often = max(1, steps // 15 // cycle) * cycle
+    marks: list[int] = []
+
+    def look(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
+        if (step + 1) % often:
+            return {}
+        marks.append(step)
+        return {"validation": tested(net, held_out)}
+
+    record = tether.train(net, opt, data, mean_loss, steps, log_every=1, callbacks=[look])
+    return {"steps": marks, "validation": record.metrics["validation"], "loss": record.losses[[i - 1 for i in marks]]}
+
+
+def least(results: Results) -> dict[str, np.ndarray]:
+    """The least validation loss of every run."""
+    return {name: one["validation"].min(0) for name, one in side_by_side(results).items()}
+
+
+def best(found: dict[str, np.ndarray], kind: str) -> str:
+    """The setting of this kind with the least mean."""
+    return min((name for name in found if name.startswith(kind)), key=lambda name: found[name].mean())
+
+
+def claims(results: Results, config: Config) -> list[Claim]:
+    """Below SGD, and below SGD with dropout."""
+    found = least(results)
+    ours = best(found, OURS)
+    texts = {
+        SGD: "random subsets reach a lower validation loss than SGD",
+        DROPOUT: "and than SGD with tuned dropout",
+    }
+    judged = []
+    for kind, text in texts.items():
+        other = best(found, kind)
+        measured = f"{plus_minus(found[ours], 3)} ({ours}) against {plus_minus(found[other], 3)} ({other})"
+        judged.append(Claim(text, "Figure 5.8: lower", measured, *less(found[ours], found[other], paired=True)))
+    return judged
+
+
+def tables(results: Results, config: Config) -> list[Table]:
+    """The least validation loss and the last."""
+    found = side_by_side(results)
+    rows = [
+        [name, plus_minus(one["validation"].min(0), 3), plus_minus(one["validation"][-1], 3)]
+        for name, one in found.items()
+    ]
+    caption = f"{config.tokens:,} tokens, {config.epochs} epochs, k = {config.k}; {config.runs} runs"
+    return [Table(["method", "least validation loss", "at the end"], rows, caption)]
+
+
+def draw(results: Results, config: Config) -> dict[str, Any]:
+    """Validation loss by step."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    found = side_by_side(results)
+    for name, one in found.items():
+        style = "-" if name.startswith(OURS) else "--" if name.startswith(DROPOUT) else ":"
+        axis.plot(one["steps"][:, 0], one["validation"].mean(1), style, label=name)
+    low = min(one["validation"].min() for one in found.values())
+    axis.set(
+        xlabel="step", ylabel="validation loss", title="a transformer on Penn Treebank", ylim=(low - 0.05, low + 0.8)
+    )
+    axis.legend(frameon=False)
+    return {"subsets_of_words": figure}
+
+
+STUDY = Study(
+    name="fig-5.8",
+    title="random subsets of the weights asleep regularize a transformer better than dropout",
+    source="003, Figure 5.8",
+    config=Config,
+    run=run,
+    claims=claims,
+    draw=draw,
+    tables=tables,
+    quick={"runs": 2, "epochs": 3, "tokens": 3000, "validation": 700, "words": 100, "width": 8},
+    full={
+        "runs": 10,
+        "epochs": 200,
+        "tokens": 3_000_000,
+        "validation": 300_000,
+        "words": None,
+        "width": 200,
+        "rows": 128,
+        "dropouts": (0.1, 0.2, 0.3, 0.5),
+        "shares": (0.1, 0.2, 0.3, 0.5),
+    },
+    data=("ptb",),
+    notes="By default little text and few words, so that SGD overfits within minutes. The thesis gives neither k, the "
+    "share asleep, the rate of dropout nor the width of the embedding. Dropout is that of the embedding too.",
+)
