@@ -1,6 +1,6 @@
 """The papers' experiments, one file each: `tether list`, `tether run NAME`, `tether report`.
 
-A file of this folder that holds a `Study` named STUDY is on the list.
+A module of this package that declares a `Study` named STUDY is on the list.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def studies() -> dict[str, Study]:
     """All studies by name, in the order of the papers."""
     found: list[Study] = []
     for module in pkgutil.iter_modules(__path__):
-        study = getattr(import_module(f"{__name__}.{module.name}"), "STUDY", None)
-        if isinstance(study, Study):
-            found.append(study)
+        loaded = import_module(f"{__name__}.{module.name}")
+        if isinstance(study := getattr(loaded, "STUDY", None), Study):
+            found.append(study.of(loaded))
     return {study.name: study for study in sorted(found, key=lambda study: _order(study.name))}
 
 

@@ -20,9 +20,21 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether.measure import Agreement, agreement, morph
 from tether_studies.dcgan import CODE, dcgan
+from tether_studies.drawing import subplots
 from tether_studies.image_networks import network
+from tether_studies.judges import UNDECIDED, every, less, mean_error, more, plus_minus, yes
 from tether_studies.lab import Lab
-from tether_studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, mean_error, more, plus_minus, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "table-6.5",
+    "networks of one test accuracy disagree on images between two digits",
+    "thesis, Tables 6.5–6.9, Figures 6.20–6.22",
+    data=("mnist",),
+    notes="The labels of the ten volunteers are not published; without people types A, B and C are not known. "
+    "Generator and networks are smaller than the thesis's, step sizes larger, target accuracies lower.",
+)
+
 
 WAYS = [(i, i + 1) for i in range(9)] + [(0, 9)] + [(i, i + 5) for i in range(5)]
 POINTS = 11
@@ -31,21 +43,23 @@ KINDS = ("MLP", "CNN", "ViT")
 
 @dataclass(frozen=True)
 class Config:
-    targets: tuple[float, ...] = (94.0, 95.0, 96.0)  # test accuracies, in per cent
-    seeds: int = 4  # networks in a group of one kind (Figure 6.21)
-    groups: int = 4
-    kinds: tuple[str, ...] = ("MLP", "CNN")  # in Figure 6.21
-    gan_steps: int = 1000
-    features: int = 16  # of generator and discriminator
-    tries: int = 3000  # codes to choose ten from
-    images: int = 60_000  # to train on
-    test: int = 10_000
-    lr: float = 2e-3  # four times that of the thesis, for shorter runs
-    patience: int = 3000  # steps of a network, at most
-    every: int = 40  # steps between two looks at the test accuracy
-    hidden: int = 100  # nodes of the perceptrons
-    patch: int = 7  # pixels of a side of the transformers' patches
-    layers: int = 1  # of the transformers
+    targets: tuple[float, ...] = at(
+        (94.0, 95.0, 96.0), quick=(12.0, 20.0), full=(97.5, 98.0, 98.5)
+    )  # test accuracies, in per cent
+    seeds: int = at(4, quick=2, full=10)  # networks in a group of one kind (Figure 6.21)
+    groups: int = at(4, quick=2, full=10)
+    kinds: tuple[str, ...] = at(("MLP", "CNN"), full=KINDS)  # in Figure 6.21
+    gan_steps: int = at(1000, quick=8, full=20_000)
+    features: int = at(16, quick=4, full=64)  # of generator and discriminator
+    tries: int = at(3000, quick=200)  # codes to choose ten from
+    images: int = at(60_000, quick=1000)  # to train on
+    test: int = at(10_000, quick=200)
+    lr: float = at(2e-3, full=5e-4)  # four times that of the thesis, for shorter runs
+    patience: int = at(3000, quick=20, full=50_000)  # steps of a network, at most
+    every: int = at(40, quick=5)  # steps between two looks at the test accuracy
+    hidden: int = at(100, quick=20, full=500)  # nodes of the perceptrons
+    patch: int = at(7, full=4)  # pixels of a side of the transformers' patches
+    layers: int = at(1, full=4)  # of the transformers
     people: str = ""  # a file with the labels of people: a row for each, a column for each of the 165 images
 
 
@@ -190,7 +204,6 @@ def shares(found: dict[str, list[Verdict | None]], kind: str, k: int) -> list[fl
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Tables 6.6 and 6.8, Figure 6.21; without people."""
     found = verdicts(results, config)
     nine = [one for one in found["nine"] if one is not None]
     if not nine:
@@ -267,7 +280,6 @@ def listed(values: list[float]) -> str:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Table 6.6, as far as it goes without people."""
     rows: list[tuple[Any, ...]] = []
     for name, levels in verdicts(results, config).items():
         for target, one in zip(config.targets, levels, strict=True):
@@ -286,13 +298,10 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figure 6.22 with the networks' labels, and disagreement over accuracy after Figure 6.21."""
-    import matplotlib.pyplot as plt
-
     found = verdicts(results, config)
     images = results["images"]["images"][:, 0]
     last = next((one for one in reversed(found["nine"]) if one is not None), None)
-    sheet, panel = plt.subplots(figsize=(7.5, 12), layout="constrained")
+    sheet, panel = subplots(figsize=(7.5, 12))
     cells = np.full((len(WAYS), 36, POINTS, 30), 1.0)  # a frame around every image, with room for labels above it
     cells[:, 8:, :, 1:29] = images.reshape(len(WAYS), POINTS, 28, 28).transpose(0, 2, 1, 3)
     panel.imshow(cells.reshape(len(WAYS) * 36, POINTS * 30), cmap="gray")
@@ -300,7 +309,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     for k, said in enumerate(last.between.models.labels.T if last is not None else ()):
         text = ",".join(map(str, np.unique(said))) if len(np.unique(said)) > 1 else "✓"
         panel.text(k % POINTS * 30 + 15, k // POINTS * 36 + 4, text, ha="center", va="center", fontsize=7)
-    curves, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
+    curves, axis = subplots(figsize=(5, 3.6))
     for kind in config.kinds:
         values = [shares(found, kind, k) for k in range(len(config.targets))]
         known = [(x, *mean_error(y)) for x, y in zip(config.targets, values, strict=True) if y]
@@ -313,44 +322,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     axis.set(xlabel="test accuracy (%)", ylabel="images on which not all agree (%)", ylim=(0, None))
     axis.legend(frameon=False)
     return {"between": sheet, "disagreement": curves}
-
-
-STUDY = Study(
-    name="table-6.5",
-    title="networks of one test accuracy disagree on images between two digits",
-    source="003, Tables 6.5–6.9, Figures 6.20–6.22",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={
-        "targets": (12.0, 20.0),
-        "seeds": 2,
-        "groups": 2,
-        "gan_steps": 8,
-        "features": 4,
-        "tries": 200,
-        "images": 1000,
-        "test": 200,
-        "patience": 20,
-        "every": 5,
-        "hidden": 20,
-    },
-    full={
-        "targets": (97.5, 98.0, 98.5),
-        "seeds": 10,
-        "groups": 10,
-        "kinds": KINDS,
-        "gan_steps": 20_000,
-        "features": 64,
-        "patience": 50_000,
-        "lr": 5e-4,
-        "hidden": 500,
-        "patch": 4,
-        "layers": 4,
-    },
-    data=("mnist",),
-    notes="The labels of the ten volunteers are not published; without people types A, B and C are not known. "
-    "Generator and networks are smaller than the thesis's, step sizes larger, target accuracies lower.",
-)

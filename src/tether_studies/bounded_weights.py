@@ -17,9 +17,21 @@ import numpy as np
 
 import tether
 from tether.measure import boundary_curvature, prediction_gradient
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, mean_error, more, near
 from tether_studies.lab import Lab
 from tether_studies.planar import Recipe, Task, draw_classifier, train
-from tether_studies.study import Claim, Results, Study, Table, every, less, mean_error, more, near
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-4.1",
+    "bounded weights and noise make classifiers smoother and better",
+    "thesis, Figures 4.1–4.3, 4.11, Tables 4.1, 4.5; ICML paper, Figures 1–3, Table 1",
+    notes="The thesis trains for 10,000 epochs; overfitting, and with it curvature, grows with time. Its estimate "
+    "(4.60) does not converge as the grid gets finer, so the claims are judged by the curvature of the smoothed "
+    "boundary; the tables have both. The radii of Figure 4.3 are not given.",
+)
+
 
 H, RADII, WARM = 0.05, (1.0, 5.0), 5e-5
 
@@ -54,12 +66,14 @@ PUBLISHED_BY_TEMPERATURE = {0: 9.38, 1e-6: 9.01, 5e-6: 7.75, 1e-5: 7.06, 5e-5: 6
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 12
-    epochs: int = 4000  # of 50 steps
-    grid: int = 500  # points along each side for the curvature
-    smoothing: float = 0.01  # of the boundary: a hundredth of the spiral's size
-    temperatures: tuple[float, ...] = (5e-6, 5e-4)  # of C-SGLD, beside 0 and 5e-5
-    radii: tuple[float, ...] = (0.5,)  # of the first layer, beside 1
+    runs: int = at(12, quick=2, full=100)
+    epochs: int = at(4000, quick=4, full=10_000)  # of 50 steps
+    grid: int = at(500, quick=100, full=1000)  # points along each side for the curvature
+    smoothing: float = at(0.01, quick=0.03)  # of the boundary: a hundredth of the spiral's size
+    temperatures: tuple[float, ...] = at(
+        (5e-6, 5e-4), quick=(5e-4,), full=(1e-6, 5e-6, 1e-5, 1e-4, 5e-4)
+    )  # of C-SGLD, beside 0 and 5e-5
+    radii: tuple[float, ...] = at((0.5,), full=(0.5, 2.0, 5.0))  # of the first layer, beside 1
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -92,7 +106,6 @@ def piece(recipe: Recipe, config: Config, seed: int) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """What constraints and noise do to loss, accuracy and smoothness."""
     ends = {name: found["accuracy"][-1] for name, found in results.items()}
     losses = {name: found["loss"][-1] for name, found in results.items()}
     return [
@@ -172,7 +185,6 @@ def listed(values: dict[str, Any], *names: str, unit: str = "", digits: int = 1)
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Tables 4.1 and 4.5 over all runs together, with our own measure beside the thesis's estimate."""
 
     def row(name: str, label: str, published: float | str) -> list[Any]:
         found = results[name]
@@ -208,10 +220,7 @@ def pooled(found: Results, kind: str) -> tuple[float, float, float]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 4.1 with 4.2, and 4.3."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(3, 5, figsize=(9, 6), layout="constrained", sharey="row")
+    figure, panels = subplots(3, 5, figsize=(9, 6), sharey="row")
     for k, (name, (top, middle, below)) in enumerate(zip(METHODS, panels.T, strict=True)):
         found = results[name]
         title = f"{name}\n{found['median'][0]:.1f} %"
@@ -223,7 +232,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         below.set(xlabel="epochs")
     panels[1, 0].set(ylabel="test loss", ylim=(0, None))
     panels[2, 0].set_ylabel("test accuracy, %")
-    steep, (left, middle, right) = plt.subplots(1, 3, figsize=(9, 3), layout="constrained", sharey=True)
+    steep, (left, middle, right) = subplots(1, 3, figsize=(9, 3), sharey=True)
     for r in sorted((RADII[0], *config.radii)):
         found = results["C-SGLD" if r == RADII[0] else f"r₀ = {r:g}"]
         left.plot(found["positions"], found["gradient along y = 0"], lw=0.9, label=f"r₀ = {r:g}")
@@ -237,26 +246,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     for panel in (left, middle, right):
         panel.legend(frameon=False, fontsize=8)
     return {"classifiers": figure, "gradients": steep}
-
-
-STUDY = Study(
-    name="fig-4.1",
-    title="bounded weights and noise make classifiers smoother and better",
-    source="003, Figures 4.1–4.3, 4.11, Tables 4.1, 4.5; 001, Figures 1–3, Table 1",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "epochs": 4, "grid": 100, "smoothing": 0.03, "temperatures": (5e-4,)},
-    full={
-        "runs": 100,
-        "epochs": 10_000,
-        "grid": 1000,
-        "temperatures": (1e-6, 5e-6, 1e-5, 1e-4, 5e-4),
-        "radii": (0.5, 2.0, 5.0),
-    },
-    notes="The thesis trains for 10,000 epochs; overfitting, and with it curvature, grows with time. Its estimate "
-    "(4.60) does not converge as the grid gets finer, so the claims are judged by the curvature of the smoothed "
-    "boundary; the tables have both. The radii of Figure 4.3 are not given.",
-)

@@ -1,4 +1,4 @@
-"""Minima of networks with more weights than points are degenerate, and weight decay can mend that (004).
+"""Minima of networks with more weights than points are degenerate, and weight decay can mend that (GD-dynamics slides).
 
 Networks without biases and with ten times as many weights as points are brought to a minimum of the square loss by
 L-BFGS. There the errors vanish and the Hessian is Σ ∇f ∇fᵀ: as many positive eigenvalues as points, the others 0. At
@@ -18,8 +18,18 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from tether.measure import hessian_spectrum
+from tether_studies.drawing import subplots
+from tether_studies.judges import less, yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, less, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "degeneracy",
+    "minima of overparametrized networks are degenerate; weight decay can make them hyperbolic",
+    "GD-dynamics slides, square loss, deep networks",
+    notes="The slides have no numbers of an experiment. Starts are torch's own; λ is added to the mean of the squares.",
+)
+
 
 ACTIVATIONS = {"ReLU": nn.ReLU, "tanh": nn.Tanh}
 KINDS = ("start", "minimum", "minimum, + λI", "minimum with decay", "minimum with decay, + λI")
@@ -29,11 +39,11 @@ STILL = 1e-6  # |∇| where a minimum is
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 10
-    points: int = 12
+    runs: int = at(10, quick=2, full=50)
+    points: int = at(12, quick=6, full=30)
     features: int = 5
-    hidden: int = 20
-    steps: int = 10_000  # of L-BFGS, at most
+    hidden: int = at(20, quick=10, full=100)
+    steps: int = at(10_000, quick=400)  # of L-BFGS, at most
     decay: float = 1e-2
 
 
@@ -90,7 +100,6 @@ def descend(net: nn.Module, data: tuple[torch.Tensor, torch.Tensor], decay: floa
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Zeros at minima, more than on the way, and none with λ."""
     parameters = config.hidden * (config.features + 1)
     found = {name: stacked(results, name, config) for name in ACTIVATIONS}
     at = {kind: i for i, kind in enumerate(KINDS)}
@@ -166,7 +175,6 @@ def span(counts: np.ndarray) -> str:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Eigenvalues by sign, means over the runs."""
     rows = []
     for name in ACTIVATIONS:
         counts = stacked(results, name, config)["counts"].mean(0)
@@ -175,10 +183,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Eigenvalues by rank, of the first run of each."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+    figure, panels = subplots(1, 2, figsize=(9, 4), sharey=True)
     marks = {"start": ("0.6", 2), "minimum": ("#1f5fa8", 6), "minimum, + λI": ("#c2452d", 4)}
     marks["minimum with decay, + λI"] = ("#3a8f4d", 2)
     for axis, name in zip(panels, ACTIVATIONS, strict=True):
@@ -194,18 +199,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         axis.set(title=f"{name} units, {config.points} points", xlabel="rank", ylabel="eigenvalue of the Hessian")
     panels[0].legend(frameon=False, fontsize=8)
     return {"degeneracy": figure}
-
-
-STUDY = Study(
-    name="degeneracy",
-    title="minima of overparametrized networks are degenerate; weight decay can make them hyperbolic",
-    source="004, square loss, deep networks",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "steps": 400, "points": 6, "hidden": 10},
-    full={"runs": 50, "hidden": 100, "points": 30},
-    notes="The slides have no numbers of an experiment. Starts are torch's own; λ is added to the mean of the squares.",
-)

@@ -18,9 +18,21 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
+from tether_studies.drawing import subplots
+from tether_studies.judges import less, mean_error, more
 from tether_studies.lab import Lab
 from tether_studies.side_by_side import side_by_side
-from tether_studies.study import Claim, Results, Study, Table, less, mean_error, more
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-4.7",
+    "bounded weights do not overfit Fashion-MNIST",
+    "thesis, Figures 4.7, 4.10, Table 4.3; ICML paper, Figure 7",
+    data=("fashion-mnist",),
+    notes="The thesis trains for 400 epochs and has five runs. It does not say how pixels are scaled; divided by 255 "
+    "they give its figures for SGD. Bands in the figure are the least and the largest of the runs.",
+)
+
 
 COLA = "c-CoLA-ud"
 BEST = (0.1, 0.8)  # step size and momentum of SGD that the thesis found best
@@ -39,12 +51,12 @@ Build = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 3
-    epochs: int = 100
-    nodes: int = 1000
-    images: int = 10_000  # to train on
-    tests: int = 60_000
-    settings: tuple[tuple[float, float], ...] = (BEST,)  # step sizes and momenta of SGD
+    runs: int = at(3, quick=2, full=5)
+    epochs: int = at(100, quick=2, full=400)
+    nodes: int = at(1000, quick=30)
+    images: int = at(10_000, quick=500)  # to train on
+    tests: int = at(60_000, quick=1000)
+    settings: tuple[tuple[float, float], ...] = at((BEST,), full=tuple(PUBLISHED))  # step sizes and momenta of SGD
     decay: float = 1e-4
 
 
@@ -114,7 +126,6 @@ def tested(net: nn.Module, images: torch.Tensor, labels: torch.Tensor, which: to
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Loss, overfitting, accuracy and the size of the weights."""
     found = side_by_side(results)
     bounded, free, decayed = (
         found[m] for m in (COLA, name(*config.settings[0], 0.0), name(*config.settings[0], config.decay))
@@ -161,7 +172,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Table 4.3."""
     found = side_by_side(results)
     rows = []
     for method, one in found.items():
@@ -181,10 +191,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 4.7 and 4.10."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
+    figure, panels = subplots(1, 3, figsize=(9, 3.2))
     titles = {"loss": "test loss", "accuracy": "test accuracy, %", "largest": "largest |output weight|"}
     for method, one in side_by_side(results).items():
         for panel, key in zip(panels, titles, strict=True):
@@ -197,20 +204,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         panel.set(title=title, xlabel="epochs")
     panels[0].legend(frameon=False, fontsize=8)
     return {"fashion": figure}
-
-
-STUDY = Study(
-    name="fig-4.7",
-    title="bounded weights do not overfit Fashion-MNIST",
-    source="003, Figures 4.7, 4.10, Table 4.3; 001, Figure 7",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "epochs": 2, "nodes": 30, "images": 500, "tests": 1000},
-    full={"runs": 5, "epochs": 400, "settings": tuple(PUBLISHED)},
-    data=("fashion-mnist",),
-    notes="The thesis trains for 400 epochs and has five runs. It does not say how pixels are scaled; divided by 255 "
-    "they give its figures for SGD. Bands in the figure are the least and the largest of the runs.",
-)

@@ -20,9 +20,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import tether
+from tether_studies.drawing import subplots
+from tether_studies.judges import mean_error, more, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.side_by_side import side_by_side
-from tether_studies.study import Claim, Results, Table, mean_error, more, plus_minus
+from tether_studies.study import Claim, Results, Table
 
 __all__ = ["Method", "Task", "draw", "multirate", "no_loss", "pieces", "sgd", "speed", "table"]
 
@@ -197,11 +199,9 @@ def table(results: Results, methods: Iterable[str], published: Mapping[str, str]
 
 def draw(results: Results, methods: Iterable[str], title: str) -> Any:
     """Loss against time on the way, and accuracy against time in the end."""
-    import matplotlib.pyplot as plt
-
     found, times = side_by_side(results), speed(results, methods)
     seconds = dict(zip(times, found[SPEED]["seconds"].mean(1), strict=True))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    figure, (left, right) = subplots(1, 2, figsize=(9, 3.8))
     for name in times:
         losses = found[name]["losses"].mean(1)
         width = max(1, len(losses) // 20)

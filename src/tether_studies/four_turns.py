@@ -16,9 +16,20 @@ import torch
 
 import tether
 from tether.measure import boundary_curvature
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, more, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.planar import Recipe, Task, classifier, draw_classifier, learn
-from tether_studies.study import Claim, Results, Study, Table, every, less, more, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.9",
+    "AdLaLa resolves the four-turn spiral better than Adam, SGD and SGLD",
+    "thesis, Figures 3.9, 3.10",
+    notes="Figure 3.9 averages the classifier over the last 10 steps of one run; here it is that of the last step. The "
+    "number of steps and the step sizes of Figure 3.10 are not given in the text: these are ours.",
+)
+
 
 CLASSIFIERS: dict[str, tuple[Recipe, float]] = {
     "Adam": (("Adam", {"lr": 0.005}), 0.5),
@@ -45,13 +56,13 @@ ADAM = (0.001, 0.002, 0.005, 0.01, 0.02)
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 4  # of Figure 3.9
-    nodes: int = 500
-    times: tuple[int, ...] = (20_000, 40_000, 60_000)
-    sweep_runs: int = 6  # of Figure 3.10
-    sweep_nodes: int = 100
-    sweep_steps: int = 20_000
-    grid: int = 300  # points along a side, for the curvature
+    runs: int = at(4, quick=2, full=20)  # of Figure 3.9
+    nodes: int = at(500, quick=40)
+    times: tuple[int, ...] = at((20_000, 40_000, 60_000), quick=(20, 40, 60))
+    sweep_runs: int = at(6, quick=2, full=20)  # of Figure 3.10
+    sweep_nodes: int = at(100, quick=20)
+    sweep_steps: int = at(20_000, quick=60, full=50_000)
+    grid: int = at(300, quick=120, full=1000)  # points along a side, for the curvature
 
 
 def wide(config: Config, start: float) -> Task:
@@ -101,7 +112,6 @@ def best(results: Results, names: list[str]) -> tuple[str, int, np.ndarray]:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Figure 3.9: accuracy, loss, smoothness. Figure 3.10: the best of every range."""
     adam, adlala = results["classifier of Adam"], results["classifier of AdLaLa"]
     ours = results["AdLaLa"]["accuracy"][-1, 0]
     rivals = {
@@ -152,7 +162,6 @@ def setting(name: str, piece: str, cell: int) -> str:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Both figures in numbers."""
     rows = [
         [name, f"{t:,}", plus_minus(found["accuracy"][i, 0]), plus_minus(found["loss"][i, 0], 3),
          plus_minus(found["curvature"][i])]
@@ -175,10 +184,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """The classifiers of Figure 3.9 and the bars of Figure 3.10."""
-    import matplotlib.pyplot as plt
-
-    nine, panels = plt.subplots(2, len(config.times), figsize=(7.6, 5.4), layout="constrained")
+    nine, panels = subplots(2, len(config.times), figsize=(7.6, 5.4))
     for row, (name, (_, start)) in zip(panels, CLASSIFIERS.items(), strict=True):
         found = results[f"classifier of {name}"]
         for i, axis in enumerate(row):
@@ -187,7 +193,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
             draw_classifier(axis, field, wide(config, start), found["points"], found["classes"], title)
     nine.suptitle(f"Four turns, p = 1, {config.nodes} nodes, one run (Figure 3.9)", fontsize=11)
 
-    ten, (left, right) = plt.subplots(2, 1, figsize=(6.4, 7.2), layout="constrained")
+    ten, (left, right) = subplots(2, 1, figsize=(6.4, 7.2))
     line = float(results["AdLaLa"]["accuracy"][-1].mean())
     colours = ("#1f77b4", "#d62728", "#e8b82c", "#8e44ad", "#2ca02c")
     for k, (noise, colour) in enumerate(zip(NOISES, colours, strict=True)):
@@ -205,27 +211,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     left.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
     ten.suptitle(f"Four turns, {config.sweep_nodes} nodes, {config.sweep_steps:,} steps (Figure 3.10)", fontsize=11)
     return {"classifiers": nine, "ranges": ten}
-
-
-STUDY = Study(
-    name="fig-3.9",
-    title="AdLaLa resolves the four-turn spiral better than Adam, SGD and SGLD",
-    source="003, Figures 3.9, 3.10",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={
-        "runs": 2,
-        "nodes": 40,
-        "times": (20, 40, 60),
-        "grid": 120,
-        "sweep_runs": 2,
-        "sweep_nodes": 20,
-        "sweep_steps": 60,
-    },
-    full={"runs": 20, "sweep_runs": 20, "sweep_steps": 50_000, "grid": 1000},
-    notes="Figure 3.9 averages the classifier over the last 10 steps of one run; here it is that of the last step. The "
-    "number of steps and the step sizes of Figure 3.10 are not given in the text: these are ours.",
-)

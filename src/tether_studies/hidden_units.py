@@ -1,4 +1,4 @@
-"""Test error against the number of hidden nodes, after the experiment on implicit regularization in the slides (002).
+"""Test error against the number of hidden nodes, after the experiment on implicit regularization in the slides (Path-SGD slides).
 
 One hidden layer of H ReLU nodes on MNIST, SGD with momentum 0.9 and a step size that falls linearly to 0, without
 dropout, weight decay or early stopping, to a training error of (nearly) zero. The step size, 0.1 at the start, is the
@@ -19,17 +19,28 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether_studies.digits import digits, errors
+from tether_studies.drawing import subplots
+from tether_studies.judges import UNDECIDED, less, mean_error, plus_minus
 from tether_studies.lab import Lab
-from tether_studies.study import UNDECIDED, Claim, Results, Study, Table, less, mean_error, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "hidden-units",
+    "test error goes on falling with more hidden nodes than it takes to fit the images",
+    "Path-SGD slides, Implicit Regularization – Experiment",
+    data=("mnist",),
+    notes="The slides' loss is truncated, ours is the plain cross-entropy. They do not give the step size "
+    "nor the numbers of images and epochs.",
+)
 
 
 @dataclass(frozen=True)
 class Config:
-    powers: tuple[int, int] = (3, 12)  # H from 2^a to 2^b
-    runs: int = 8  # up to H = 256; half as many to 1024, a quarter beyond
-    images: int = 5000  # for each
-    tests: int = 10_000
-    epochs: int = 25
+    powers: tuple[int, int] = at((3, 12), quick=(6, 8))  # H from 2^a to 2^b
+    runs: int = at(8, quick=4, full=12)  # up to H = 256; half as many to 1024, a quarter beyond
+    images: int = at(5000, quick=100)  # for each
+    tests: int = at(10_000, quick=500)
+    epochs: int = at(25, quick=60, full=100)
     lr: float = 0.1
 
 
@@ -68,7 +79,6 @@ def piece(H: int, config: Config, seed: int) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """From the first H that fits the images to the largest."""
     fits = next((name for name, one in results.items() if one["training"].mean() < 0.05), "")
     last = list(results)[-1]
     published = {
@@ -95,7 +105,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """A row for each H; the change is that of networks trained on the same images."""
     rows, before = [], np.array([])
     for name, one in results.items():
         n = min(len(before), len(one["test"]))
@@ -116,10 +125,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """As on the slides: errors against H."""
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    figure, axis = subplots(figsize=(6, 4.2))
     curves = {"training": "training", "test": "test, at the end", "best": "test, best on the way"}
     sizes = [int(name.rpartition(" ")[2]) for name in results]
     for (key, label), style in zip(curves.items(), ("o-", "s-", "^:"), strict=True):
@@ -129,20 +135,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     axis.set(xlabel="hidden nodes H", ylabel="error, %", title="MNIST, one hidden layer", ylim=(0, None))
     axis.legend(frameon=False)
     return {"hidden_units": figure}
-
-
-STUDY = Study(
-    name="hidden-units",
-    title="test error goes on falling with more hidden nodes than it takes to fit the images",
-    source="002, Implicit Regularization – Experiment",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"powers": (6, 8), "runs": 4, "images": 100, "tests": 500, "epochs": 60},
-    full={"runs": 12, "epochs": 100},
-    data=("mnist",),
-    notes="The slides' loss is truncated, ours is the plain cross-entropy. They do not give the step size "
-    "nor the numbers of images and epochs.",
-)

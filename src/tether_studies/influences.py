@@ -15,9 +15,22 @@ import numpy as np
 import torch
 
 from tether_studies.blocks import BLOCKS, Recipe, halved, lines, residual, train
+from tether_studies.drawing import subplots
+from tether_studies.judges import UNDECIDED, every, less, more, plus_minus, yes
 from tether_studies.lab import Lab
 from tether_studies.lines import all_are, counted, draw_lines
-from tether_studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, more, plus_minus, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-6.6",
+    "data, optimizer and model shape the line, which does not tell the accuracy",
+    "thesis, Figures 6.1B, 6.6–6.10, 6.19, Tables 6.1, 6.2",
+    data=("cifar10",),
+    notes="The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs; here a network with four blocks sees "
+    "10,000 pictures of 16 × 16 pixels for three epochs. Blocks with barriers are those whose lines have one in most "
+    "runs or, if none has, the two whose lines climb highest above their ends. VGG-11 (Tables 6.2, 6.4) is left out.",
+)
+
 
 DECAYS = (0.0, 1e-4, 5e-4, 5e-3)
 RATES = (0.1, 0.01, 0.001)
@@ -26,14 +39,14 @@ CONVOLUTIONAL = BLOCKS[:4]
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 4
-    width: int = 8
-    images: int = 10_000
-    fewer: int = 1000
-    test: int = 2000
-    steps: int = 450
-    points: int = 26
-    depth: int = 2  # blocks in each group of the deeper network
+    runs: int = at(4, quick=2, full=10)
+    width: int = at(8, quick=2, full=64)
+    images: int = at(10_000, quick=300)
+    fewer: int = at(1000, quick=100)
+    test: int = at(2000, quick=100, full=5000)
+    steps: int = at(450, quick=4, full=15_600)
+    points: int = at(26, quick=4, full=51)
+    depth: int = at(2, full=4)  # blocks in each group of the deeper network
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,6 @@ def layer_barriers(results: Results, name: str, config: Config) -> np.ndarray:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """The role of the data, of the optimizer and of the model."""
     names = [*cases(config), "h = 0.01 for resisting", "h = 0.01 for others"]
     accuracy = {name: gathered(results, name, "accuracy", config) for name in names}
     shapes = {name: gathered(results, name, "net: shapes", config) for name in names}
@@ -253,7 +265,6 @@ def unreliable(accuracy: dict[str, np.ndarray], shapes: dict[str, np.ndarray]) -
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """A row for each case."""
     rows = [
         (
             name,
@@ -268,10 +279,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 6.6 and 6.10 block by block, 6.7 and 6.8 for the whole network."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 3, figsize=(11, 7), layout="constrained")
+    figure, panels = subplots(2, 3, figsize=(11, 7))
     shades = ("#c2452d", "#d99a1c", "#3a8f4d", "#7a5aa6", "#888888")
     titles = {BASE: "base (6.1B)", "fewer pictures": "fewer pictures (6.6)", "no augmentation": "no augmentation (6.6)"}
     for axis, (name, title) in zip(panels.flat, {**titles, "deeper": "deeper (6.10)"}.items(), strict=False):
@@ -291,21 +299,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         axis.set(title=title, ylabel="test loss")
         axis.legend(frameon=False, fontsize=8)
     return {"influences": figure}
-
-
-STUDY = Study(
-    name="fig-6.6",
-    title="data, optimizer and model shape the line, which does not tell the accuracy",
-    source="003, Figures 6.1B, 6.6–6.10, 6.19, Tables 6.1, 6.2",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "width": 2, "images": 300, "fewer": 100, "test": 100, "steps": 4, "points": 4},
-    full={"runs": 10, "width": 64, "test": 5000, "steps": 15_600, "points": 51, "depth": 4},
-    data=("cifar10",),
-    notes="The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs; here a network with four blocks sees "
-    "10,000 pictures of 16 × 16 pixels for three epochs. Blocks with barriers are those whose lines have one in most "
-    "runs or, if none has, the two whose lines climb highest above their ends. VGG-11 (Tables 6.2, 6.4) is left out.",
-)

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether_studies import temperatures
+from tether_studies.judges import less, more, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.planar import Task
-from tether_studies.study import Claim, Results, Study, Table, less, more, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.1",
+    "Langevin dynamics classifies better at a moderate temperature",
+    "thesis, Figure 3.1",
+    notes="The figure has one run for each temperature. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ) "
+    "with t in (0, 1), a would only stretch the axis.",
+)
+
 
 SHOWN = (1e-8, 1e-7, 1e-6, 1e-5)
 BEYOND = (1e-4, 1e-3, 1e-2)
@@ -22,9 +32,9 @@ ALL = SHOWN + BEYOND
 
 @dataclass(frozen=True)
 class Config:
-    nodes: int = 500
-    steps: int = 50_000
-    runs: int = 6
+    nodes: int = at(500, quick=50)
+    steps: int = at(50_000, quick=200)
+    runs: int = at(6, quick=2, full=20)
 
 
 def task(config: Config) -> Task:
@@ -38,7 +48,6 @@ def run(config: Config, lab: Lab) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Warmer is better, up to a point."""
     at = temperatures.accuracies(results, ALL)
     cold, warm, hot = at[SHOWN[0]], at[SHOWN[-1]], at[BEYOND[-1]]
     return [
@@ -58,26 +67,8 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Every temperature."""
     return [temperatures.table(results, ALL)]
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """The four panels of Figure 3.1, and beyond."""
     return temperatures.draw(results, ALL, SHOWN, task(config), "Langevin dynamics, sine against cosine (Figure 3.1)")
-
-
-STUDY = Study(
-    name="fig-3.1",
-    title="Langevin dynamics classifies better at a moderate temperature",
-    source="003, Figure 3.1",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"nodes": 50, "steps": 200, "runs": 2},
-    full={"runs": 20},
-    notes="The figure has one run for each temperature. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ) "
-    "with t in (0, 1), a would only stretch the axis.",
-)

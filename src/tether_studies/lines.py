@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tether.measure import LinearPath
-from tether_studies.study import Results, yes
+from tether_studies.judges import yes
+from tether_studies.study import Results
 
 __all__ = ["all_are", "counted", "draw_lines", "highest", "packed"]
 

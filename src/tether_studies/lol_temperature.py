@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether_studies import temperatures
+from tether_studies.judges import every, less, more, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.planar import Task
-from tether_studies.study import Claim, Results, Study, Table, every, less, more, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.17",
+    "LOL classifies better at a moderate temperature",
+    "thesis, Figure 3.17",
+    notes="The figure has one run for each temperature and does not give the data: 1000 points, 20 at a time, and "
+    "torch's own start are taken here, as elsewhere in section 3.6.",
+)
+
 
 ALL = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 COLD, BEST, WARMER, HOT, HOTTEST = 1e-8, 1e-5, 1e-4, 1e-3, 1e-2
@@ -19,9 +29,9 @@ COLD, BEST, WARMER, HOT, HOTTEST = 1e-8, 1e-5, 1e-4, 1e-3, 1e-2
 
 @dataclass(frozen=True)
 class Config:
-    nodes: int = 200
-    steps: int = 50_000
-    runs: int = 8
+    nodes: int = at(200, quick=40)
+    steps: int = at(50_000, quick=200)
+    runs: int = at(8, quick=2, full=20)
 
 
 def task(config: Config) -> Task:
@@ -34,7 +44,6 @@ def run(config: Config, lab: Lab) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Up to 1e-5, and down again."""
     at = temperatures.accuracies(results, ALL)
     peak = max(ALL, key=lambda τ: at[τ].mean())
     return [
@@ -66,27 +75,9 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Every temperature."""
     return [temperatures.table(results, ALL)]
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """The classifiers of Figure 3.17."""
     shown = (COLD, BEST, WARMER, HOT)
     return temperatures.draw(results, ALL, shown, task(config), "LOL on the four-turn spiral (Figure 3.17)")
-
-
-STUDY = Study(
-    name="fig-3.17",
-    title="LOL classifies better at a moderate temperature",
-    source="003, Figure 3.17",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"nodes": 40, "steps": 200, "runs": 2},
-    full={"runs": 20},
-    notes="The figure has one run for each temperature and does not give the data: 1000 points, 20 at a time, and "
-    "torch's own start are taken here, as elsewhere in section 3.6.",
-)

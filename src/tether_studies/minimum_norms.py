@@ -1,4 +1,4 @@
-"""Which solution of a linear problem gradient descent finds (004, square loss).
+"""Which solution of a linear problem gradient descent finds (GD-dynamics slides, square loss).
 
 Ten points in thirty dimensions can be fitted in many ways. Descent moves the weights only in the span of the data:
 from 0 it ends in the solution of least norm y X⁺, from w₀ it keeps the part of w₀ in the null space, and a push
@@ -18,24 +18,34 @@ from torch import nn
 
 import tether
 from tether.measure import minimum_norm
+from tether_studies.drawing import subplots
+from tether_studies.judges import mean_error, near, yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, mean_error, near, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "min-norm",
+    "gradient descent on the square loss finds the solution of least norm, if it starts at 0",
+    "GD-dynamics slides, square loss, linear networks",
+    notes="The slides prove and draw; they have no numbers of an experiment. Random Gaussian problems stand in.",
+)
+
 
 EXACT = 1e-8  # of |w*|: what counts as arrived, in double precision
 
 
 @dataclass(frozen=True)
 class Config:
-    problems: int = 20
+    problems: int = at(20, quick=2, full=100)
     points: int = 10
     features: int = 30
     starts: tuple[float, ...] = (0.0, 1.0, 3.0)  # sizes of w₀, in one random direction for each problem
-    steps: int = 1000
-    decay: float = 0.1
-    decays: tuple[float, ...] = (0.1, 0.01, 0.003)  # on the way to λ = 0
+    steps: int = at(1000, quick=300)
+    decay: float = at(0.1, quick=0.2)
+    decays: tuple[float, ...] = at((0.1, 0.01, 0.003), quick=(0.3, 0.1, 0.05))  # on the way to λ = 0
     hidden: int = 20  # of the linear network with two layers
     small: tuple[float, ...] = (0.1, 0.03, 0.01)  # standard deviations of its starts
-    deep_steps: int = 4000
+    deep_steps: int = at(4000, quick=300)
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -143,7 +153,6 @@ def two_layers(config: Config, seed: int) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Where it ends, on what that depends, and what λ changes."""
     square, ridge = results["square"], results["ridge"]
     away = [i for i, size in enumerate(config.starts) if size]
     zero = config.starts.index(0.0)
@@ -206,7 +215,6 @@ def ratios(values: tuple[float, ...], distances: np.ndarray) -> str:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Where every start ends."""
     rows = []
     for name in ("square", "ridge", "square, pushed", "ridge, pushed"):
         for i, size in enumerate(config.starts):
@@ -216,10 +224,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Distances to the solution over time."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 2, figsize=(9, 7), layout="constrained", sharey=True)
+    figure, panels = subplots(2, 2, figsize=(9, 7), sharey=True)
     titles = {
         "square": "λ = 0: only from 0 to y X⁺",
         "ridge": f"λ = {config.decay:g}: from everywhere to w_λ",
@@ -234,18 +239,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         axis.set(title=title, xlabel="step", ylabel="|w − w*| / |w*|")
         axis.legend(frameon=False)
     return {"minimum-norm": figure}
-
-
-STUDY = Study(
-    name="min-norm",
-    title="gradient descent on the square loss finds the solution of least norm, if it starts at 0",
-    source="004, square loss, linear networks",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"problems": 2, "steps": 300, "decays": (0.3, 0.1, 0.05), "decay": 0.2, "deep_steps": 300},
-    full={"problems": 100},
-    notes="The slides prove and draw; they have no numbers of an experiment. Random Gaussian problems stand in.",
-)

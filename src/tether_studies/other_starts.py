@@ -19,22 +19,22 @@ from torch import nn
 
 from tether.measure import between, random_labels, transplant
 from tether_studies.blocks import Recipe, State, halved, lines, residual, train
+from tether_studies.drawing import subplots
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, every, less, more, plus_minus, yes
 from tether_studies.lab import Lab
 from tether_studies.lines import all_are, counted, draw_lines
-from tether_studies.study import (
-    HELD,
-    NOT_HELD,
-    UNDECIDED,
-    Claim,
-    Results,
-    Study,
-    Table,
-    every,
-    less,
-    more,
-    plus_minus,
-    yes,
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-6.2",
+    "where training starts changes the line and the accuracy",
+    "thesis, Figures 6.2–6.5, 6.12, Tables 6.1, 6.3",
+    data=("cifar10",),
+    notes="The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs and pre-trains on ImageNet. Here a network "
+    "with four blocks learns 2,500 pictures of 16 × 16 pixels without augmentation; pre-training is on 7,500 others of "
+    "the same set. Where no line has a barrier, its top is the highest point of the line.",
 )
+
 
 CONVOLUTIONAL = ("B1", "B2", "B3", "B4")
 BASE, PLAIN = "scratch", "scratch, no decay"
@@ -46,14 +46,14 @@ ADVERSE = {block: f"random labels in {block}, no decay" for block in CONVOLUTION
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 4
-    width: int = 8
-    images: int = 2500
-    other: int = 7500  # pictures to pre-train on
-    test: int = 2000
-    steps: int = 400
-    long: int = 1200  # steps on random labels
-    points: int = 26
+    runs: int = at(4, quick=2, full=10)
+    width: int = at(8, quick=2, full=64)
+    images: int = at(2500, quick=300, full=5000)
+    other: int = at(7500, quick=300, full=5000)  # pictures to pre-train on
+    test: int = at(2000, quick=100, full=5000)
+    steps: int = at(400, quick=6, full=7800)
+    long: int = at(1200, quick=6, full=20_000)  # steps on random labels
+    points: int = at(26, quick=4)
     decay: float = 5e-4
 
 
@@ -122,7 +122,6 @@ def barred(results: Results) -> np.ndarray:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Pre-training, random labels, barriers, partial training."""
     accuracy = {name: gathered(results, name, "accuracy") for name in names()}
     barrier = {name: gathered(results, name, "barriers") for name in names()}
     known = np.mean([float(one["random labels known"]) for one in results.values()])
@@ -203,7 +202,6 @@ def names() -> list[str]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """A row for each start."""
     rows = [
         (
             name,
@@ -218,10 +216,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 6.2 to 6.5."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 2, figsize=(9, 7.2), layout="constrained")
+    figure, panels = subplots(2, 2, figsize=(9, 7.2))
     shades = ("#1f5fa8", "#d9822b", "#3a8f4d", "#c2452d", "#7a5aa6")
     shown: dict[str, Sequence[str]] = {
         "pre-training, random labels (Figure 6.2)": (BASE, PRETRAINED, PLAIN, RANDOM),
@@ -235,21 +230,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         axis.set(title=title, ylabel="test loss")
         axis.legend(frameon=False, fontsize=8)
     return {"starts": figure}
-
-
-STUDY = Study(
-    name="fig-6.2",
-    title="where training starts changes the line and the accuracy",
-    source="003, Figures 6.2–6.5, 6.12, Tables 6.1, 6.3",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "width": 2, "images": 300, "other": 300, "test": 100, "steps": 6, "long": 6, "points": 4},
-    full={"runs": 10, "width": 64, "images": 5000, "other": 5000, "test": 5000, "steps": 7800, "long": 20_000},
-    data=("cifar10",),
-    notes="The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs and pre-trains on ImageNet. Here a network "
-    "with four blocks learns 2,500 pictures of 16 × 16 pixels without augmentation; pre-training is on 7,500 others of "
-    "the same set. Where no line has a barrier, its top is the highest point of the line.",
-)

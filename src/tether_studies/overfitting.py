@@ -11,9 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from tether_studies.drawing import subplots
+from tether_studies.judges import less, more, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.planar import Recipe, Task, draw_curve, learn
-from tether_studies.study import Claim, Results, Study, Table, less, more, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.13",
+    "SGD overfits a noisy spiral, LOL and AdLaLa need not",
+    "thesis, Figure 3.13",
+    notes="Neither the size of the minibatches nor the number of steps is given: 20 points and 80,000 steps are ours.",
+)
+
 
 METHODS: dict[str, Recipe] = {
     "SGD": ("sgd", {"lr": 0.1}),
@@ -35,13 +45,13 @@ METHODS: dict[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 4
-    nodes: int = 500
+    runs: int = at(4, quick=2, full=20)
+    nodes: int = at(500, quick=40)
     train: int = 200
-    test: int = 4000
+    test: int = at(4000, quick=400)
     batch: int = 20
-    steps: int = 80_000
-    records: int = 50
+    steps: int = at(80_000, quick=80, full=200_000)
+    records: int = at(50, quick=8)
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -61,7 +71,6 @@ def rise(found: Results) -> np.ndarray:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Who overfits, and by how much."""
     rises = {name: rise(results[name]) for name in METHODS}
     loss = {name: results[name]["loss"][:, 0] for name in METHODS}
     middle = len(results["SGD"]["steps"]) // 2
@@ -89,7 +98,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Lowest and last test loss."""
     rows = []
     for name in METHODS:
         loss, accuracy = results[name]["loss"][:, 0], results[name]["accuracy"][:, 0]
@@ -103,10 +111,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Test loss and accuracy over time."""
-    import matplotlib.pyplot as plt
-
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(6.4, 6.8), layout="constrained", sharex=True)
+    figure, (top, bottom) = subplots(2, 1, figsize=(6.4, 6.8), sharex=True)
     for name in METHODS:
         found = results[name]
         draw_curve(top, found["steps"], found["loss"][:, 0], name)
@@ -115,18 +120,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     bottom.set(xlabel="steps", ylabel="test accuracy %")
     bottom.legend(frameon=False)
     return {"overfitting": figure}
-
-
-STUDY = Study(
-    name="fig-3.13",
-    title="SGD overfits a noisy spiral, LOL and AdLaLa need not",
-    source="003, Figure 3.13",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "nodes": 40, "test": 400, "steps": 80, "records": 8},
-    full={"runs": 20, "steps": 200_000},
-    notes="Neither the size of the minibatches nor the number of steps is given: 20 points and 80,000 steps are ours.",
-)

@@ -15,9 +15,20 @@ import numpy as np
 import torch
 
 import tether
+from tether_studies.drawing import subplots
+from tether_studies.judges import mean_error, more
 from tether_studies.lab import Lab
 from tether_studies.pictures import Convolutional, accuracy, pictures
-from tether_studies.study import Claim, Results, Study, Table, mean_error, more
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-5.1",
+    "two time scales learn both images and patches",
+    "thesis, Figure 5.1",
+    data=("cifar10",),
+    notes="The thesis has a WideResNet-16 and all of CIFAR-10; here three convolutions and 8,000 images.",
+)
+
 
 SMALL, LARGE, K = 0.004, 0.1, 25
 METHODS = {"small step": SMALL, "large step": LARGE, "composite": None}
@@ -27,11 +38,11 @@ SIDE, AT = 7, 12  # the patch, in the middle of 32 × 32
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 3
-    images: int = 8000
-    test: int = 2000
-    epochs: int = 20
-    width: int = 16
+    runs: int = at(3, quick=2, full=5)
+    images: int = at(8000, quick=300, full=50_000)
+    test: int = at(2000, quick=100, full=10_000)
+    epochs: int = at(20, quick=1, full=150)
+    width: int = at(16, quick=4, full=64)
     decay: float = 5e-4
 
 
@@ -115,7 +126,6 @@ def ends(results: Results, name: str, kind: str) -> np.ndarray:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """What each step size learns, and that the composite network learns both."""
     of = {(name, kind): ends(results, name, kind) for name in METHODS for kind in SETS}
 
     def beside(kind: str) -> str:
@@ -150,7 +160,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Accuracies at the end."""
     rows = []
     for name in METHODS:
         found = (mean_error(ends(results, name, kind)) for kind in SETS)
@@ -159,10 +168,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Accuracy by epoch on the three kinds of images."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained", sharey=True)
+    figure, axes = subplots(1, 3, figsize=(11, 3.6), sharey=True)
     for axis, kind in zip(axes, SETS, strict=True):
         for name in METHODS:
             curves = np.stack([piece[kind] for key, piece in results.items() if key.startswith(f"{name}, run")])
@@ -171,19 +177,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     axes[0].set(ylabel="test accuracy %")
     axes[0].legend(frameon=False)
     return {"patches": figure}
-
-
-STUDY = Study(
-    name="fig-5.1",
-    title="two time scales learn both images and patches",
-    source="003, Figure 5.1",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "images": 300, "test": 100, "epochs": 1, "width": 4},
-    full={"images": 50_000, "test": 10_000, "epochs": 150, "width": 64, "runs": 5},
-    data=("cifar10",),
-    notes="The thesis has a WideResNet-16 and all of CIFAR-10; here three convolutions and 8,000 images.",
-)

@@ -1,4 +1,4 @@
-"""Path-SGD beside SGD and AdaGrad from balanced and unbalanced starts, after the experiment of the slides (002).
+"""Path-SGD beside SGD and AdaGrad from balanced and unbalanced starts, after the experiment of the slides (Path-SGD slides).
 
 Two hidden layers of ReLU nodes, batch 100, with and without dropout of one half after each. The unbalanced start
 computes the same function as the balanced one: each hidden node has its incoming weights multiplied and its outgoing
@@ -24,9 +24,22 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether.train import Minibatches
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, plus_minus, yes
 from tether_studies.lab import Lab
 from tether_studies.side_by_side import side_by_side
-from tether_studies.study import Claim, Results, Study, Table, every, less, plus_minus, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "path-sgd",
+    "Path-SGD is invariant to rescaling and the best from an unbalanced start",
+    "Path-SGD slides, experiments without and with dropout",
+    data=("mnist",),
+    notes="The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one "
+    "curve each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors "
+    "here are 1/100 to 100.",
+)
+
 
 OURS = "Path-SGD"
 METHODS: dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]] = {
@@ -43,13 +56,13 @@ Curve = list[list[float]]  # the three measures before training and after each e
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 3
+    runs: int = at(3, quick=2, full=5)
     data: str = "mnist"  # or cifar10
-    nodes: int = 200  # in each hidden layer
-    images: int = 5000
-    tests: int = 10_000
-    epochs: int = 12
-    short: int = 2  # epochs for each power of ten
+    nodes: int = at(200, quick=16, full=4000)  # in each hidden layer
+    images: int = at(5000, quick=100, full=60_000)
+    tests: int = at(10_000, quick=200)
+    epochs: int = at(12, quick=2, full=100)
+    short: int = at(2, quick=1, full=2)  # epochs for each power of ten
     spread: float = 100.0  # of the factors of the unbalanced start
 
 
@@ -141,7 +154,6 @@ def measure(net: nn.Module, training: Pair, test: Pair) -> list[float]:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """The same way from both starts, and better than the others from the unbalanced one."""
     found = {name: one["curve"] for name, one in side_by_side(results).items()}
 
     def end(dropout: str, start: str, method: str) -> np.ndarray:
@@ -187,7 +199,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """The ends of all curves."""
     rows = []
     for name, one in side_by_side(results).items():
         loss, _, error = one["curve"][-1]
@@ -200,11 +211,8 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """As on the slides: a row for each measure, a column for each start, without dropout and with it."""
-    import matplotlib.pyplot as plt
-
     found = side_by_side(results)
-    figure, axes = plt.subplots(3, 4, figsize=(10, 7.5), sharex=True, sharey="row", layout="constrained")
+    figure, axes = subplots(3, 4, figsize=(10, 7.5), sharex=True, sharey="row")
     for j, (dropout, start) in enumerate(product(DROPOUTS, STARTS)):
         for method in METHODS:
             curve = found[cell(dropout, start, method)]["curve"].mean(2)
@@ -221,21 +229,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         if i:
             axes[i, 0].set_ylim(0, min(100, 3 * worst))
     return {"path_sgd": figure}
-
-
-STUDY = Study(
-    name="path-sgd",
-    title="Path-SGD is invariant to rescaling and the best from an unbalanced start",
-    source="002, experiments without and with dropout",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "nodes": 16, "images": 100, "tests": 200, "epochs": 2, "short": 1},
-    full={"runs": 5, "nodes": 4000, "images": 60_000, "epochs": 100, "short": 2},
-    data=("mnist",),
-    notes="The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one "
-    "curve each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors "
-    "here are 1/100 to 100.",
-)

@@ -21,10 +21,22 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether.measure import linear_path, surface
 from tether.measure.shape import classify
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, more, near, plus_minus, yes
 from tether_studies.lab import Lab
 from tether_studies.lines import counted, draw_lines, packed
 from tether_studies.straight_lines import digits, perceptron, spirals
-from tether_studies.study import Claim, Results, Study, Table, every, less, more, near, plus_minus, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.3",
+    "barriers lie between start and end on spirals, not on MNIST, and AdLaLa crosses higher ones",
+    "thesis, Figures 3.3–3.5",
+    data=("mnist",),
+    notes="The thesis does not give the parameters of these runs: Adam has step size 0.005, AdLaLa h = 0.25, γ = 0.5, "
+    "τ = 1e-4, σ = 0.01, ε = 0.1 on weights and biases by themselves.",
+)
+
 
 ADLALA = {"lr": 0.25, "friction": 0.5, "temperature": 1e-4, "noise": 0.01, "coupling": 0.1, "per": "tensor"}
 COLOURS = {"Adam": "#1f5fa8", "AdLaLa": "#c2452d"}
@@ -33,13 +45,13 @@ MNIST, ONE, TWO = SETS = ("MNIST", "spiral, 1 turn", "spiral, 2 turns")
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 10
-    steps: int = 20_000
-    images_runs: int = 4  # on MNIST
-    images_steps: int = 1000
-    test: int = 10_000  # images
-    points: int = 51
-    side: int = 31  # points along a side of a plane
+    runs: int = at(10, quick=2)
+    steps: int = at(20_000, quick=60)
+    images_runs: int = at(4, quick=2, full=10)  # on MNIST
+    images_steps: int = at(1000, quick=20, full=4690)
+    test: int = at(10_000, quick=300)  # images
+    points: int = at(51, quick=7)
+    side: int = at(31, quick=4, full=51)  # points along a side of a plane
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -82,7 +94,6 @@ def ends_of(name: str, config: Config, seed: int) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Barriers by set and method, and what the planes show."""
     shapes = {(name, method): results[name][f"{method}: shapes"] for name in SETS for method in COLOURS}
     two = results[TWO]
     heights = {method: two[f"{method}: barriers"] for method in COLOURS}
@@ -143,7 +154,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Ends and barriers."""
     rows = [
         (
             *(name, method, counted(results[name][f"{method}: shapes"])),
@@ -157,10 +167,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 3.3 and 3.4 above, 3.5 below."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 3, figsize=(10.2, 6.4), layout="constrained")
+    figure, panels = subplots(2, 3, figsize=(10.2, 6.4))
     for name, (top, bottom) in zip(SETS, panels.T, strict=True):
         for method, colour in COLOURS.items():
             draw_lines(top, results[name][f"{method}: losses"], colour, method)
@@ -171,20 +178,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         figure.colorbar(mesh, ax=bottom, label="log₁₀ of the test loss" if name == TWO else None)
         bottom.set(xlabel="α (0 start, 1 ends)", ylabel="β (1 one end, 0 the other)" if name == MNIST else "")
     return {"planes": figure}
-
-
-STUDY = Study(
-    name="fig-3.3",
-    title="barriers lie between start and end on spirals, not on MNIST, and AdLaLa crosses higher ones",
-    source="003, Figures 3.3–3.5",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "steps": 60, "images_runs": 2, "images_steps": 20, "test": 300, "points": 7, "side": 4},
-    full={"images_runs": 10, "images_steps": 4690, "side": 51},
-    data=("mnist",),
-    notes="The thesis does not give the parameters of these runs: Adam has step size 0.005, AdLaLa h = 0.25, γ = 0.5, "
-    "τ = 1e-4, σ = 0.01, ε = 0.1 on weights and biases by themselves.",
-)

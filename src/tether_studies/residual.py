@@ -19,10 +19,23 @@ from torch import nn
 from torch.nn.functional import avg_pool2d, cross_entropy, pad
 
 import tether
+from tether_studies.drawing import subplots
+from tether_studies.judges import less, mean_error, more
 from tether_studies.lab import Lab
 from tether_studies.pictures import pictures
 from tether_studies.side_by_side import side_by_side
-from tether_studies.study import Claim, Results, Study, Table, less, mean_error, more
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-4.6",
+    "orthogonal convolutions overfit less",
+    "thesis, Figures 4.6, 4.9; ICML paper, Figures 6, D3",
+    data=("cifar10",),
+    notes="The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of "
+    "eight layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not "
+    "given there.",
+)
+
 
 H = 0.1
 Build = Callable[[nn.Module, int], torch.optim.Optimizer]
@@ -54,13 +67,13 @@ METHODS: dict[str, tuple[Build, float]] = {  # and the factor of a decay of the 
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 3
-    epochs: int = 24
-    images: int = 2000
-    tests: int = 2000
-    size: int = 16  # pixels along a side
-    width: int = 16  # channels of the first stage
-    blocks: tuple[int, ...] = (1, 1, 1)  # in each stage
+    runs: int = at(3, quick=2, full=5)
+    epochs: int = at(24, quick=3, full=150)
+    images: int = at(2000, quick=100, full=50_000)
+    tests: int = at(2000, quick=100, full=10_000)
+    size: int = at(16, quick=8, full=32)  # pixels along a side
+    width: int = at(16, quick=4, full=64)  # channels of the first stage
+    blocks: tuple[int, ...] = at((1, 1, 1), full=(3, 4, 6, 3))  # in each stage
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -172,7 +185,6 @@ def tested(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, flo
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """With momentum and without."""
     found = side_by_side(results)
 
     def ends(method: str) -> str:
@@ -212,7 +224,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """The last epoch."""
     rows = []
     for method, one in side_by_side(results).items():
         numbers = [mean_error(one[key][-1]) for key in ("training loss", "loss", "accuracy")]
@@ -222,10 +233,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 4.6 (above) and 4.9."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 3, figsize=(9, 5), layout="constrained", sharex=True)
+    figure, panels = subplots(2, 3, figsize=(9, 5), sharex=True)
     titles = {"training loss": "training loss", "loss": "test loss", "accuracy": "test accuracy, %"}
     for method, one in side_by_side(results).items():
         row = panels[0 if METHODS[method][1] < 1 else 1]
@@ -240,21 +248,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     for row in panels:
         row[0].legend(frameon=False, fontsize=8)
     return {"residual": figure}
-
-
-STUDY = Study(
-    name="fig-4.6",
-    title="orthogonal convolutions overfit less",
-    source="003, Figures 4.6, 4.9; 001, Figures 6, D3",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "epochs": 3, "images": 100, "tests": 100, "size": 8, "width": 4},
-    full={"runs": 5, "epochs": 150, "images": 50_000, "tests": 10_000, "size": 32, "width": 64, "blocks": (3, 4, 6, 3)},
-    data=("cifar10",),
-    notes="The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of "
-    "eight layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not "
-    "given there.",
-)

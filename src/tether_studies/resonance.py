@@ -16,8 +16,18 @@ import numpy as np
 import torch
 
 from tether.hamiltonian import trajectory
+from tether_studies.drawing import subplots
+from tether_studies.judges import yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, yes
+from tether_studies.study import Claim, Results, Study, at
+
+STUDY = Study(
+    "fig-1.9",
+    "multiple time-stepping resonates; friction or drift mends it",
+    "thesis, Figures 1.9, 1.10, 1.12–1.14",
+    notes="Figure 1.10 in the thesis has one run of 10⁶ steps for each pair; here it is an average over copies.",
+)
+
 
 OMEGA = 3.0
 SPRINGS = (lambda q: q**2 / 2, lambda q: OMEGA**2 * q**2 / 2)
@@ -27,12 +37,12 @@ SPAN = (0.02, 10.0)  # of hΩ
 
 @dataclass(frozen=True)
 class Config:
-    points: int = 400  # step sizes on an axis
+    points: int = at(400, quick=200)  # step sizes on an axis
     substeps: int = 100  # k, large enough for the fast motion to be exact
-    sizes: int = 50  # step sizes and frictions of Figure 1.10
-    frictions: int = 30
-    copies: int = 50  # of each system there
-    steps: int = 2000
+    sizes: int = at(50, quick=20)  # step sizes and frictions of Figure 1.10
+    frictions: int = at(30, quick=8)
+    copies: int = at(50, quick=20, full=500)  # of each system there
+    steps: int = at(2000, quick=200, full=20_000)
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -99,7 +109,6 @@ def langevin(config: Config, seed: int) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Where it is unstable, and where friction and drift mend it."""
     respa, noisy = results["r-RESPA"], results["Langevin"]
     unstable = respa["h"][respa["radii"] > 1 + 1e-4] * OMEGA
     multiples = [unstable[(unstable > n * math.pi - 1) & (unstable < n * math.pi + 0.5)] for n in (1, 2, 3)]
@@ -132,10 +141,7 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figures 1.9, 1.10, 1.12 and 1.13 with 1.14."""
-    import matplotlib.pyplot as plt
-
-    figure, ((left, right), (below, last)) = plt.subplots(2, 2, figsize=(10, 7.5), layout="constrained")
+    figure, ((left, right), (below, last)) = subplots(2, 2, figsize=(10, 7.5))
     left.plot(results["r-RESPA"]["h"] * OMEGA, results["r-RESPA"]["radii"])
     left.set(title="r-RESPA resonates below nπ (Figure 1.9)", xlabel="hΩ", ylabel="largest |λ|")
     for n in (1, 2, 3):
@@ -154,17 +160,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     below.legend(frameon=False)
     last.legend(frameon=False, markerscale=4)
     return {"resonance": figure}
-
-
-STUDY = Study(
-    name="fig-1.9",
-    title="multiple time-stepping resonates; friction or drift mends it",
-    source="003, Figures 1.9, 1.10, 1.12–1.14",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    quick={"points": 200, "sizes": 20, "frictions": 8, "copies": 20, "steps": 200},
-    full={"copies": 500, "steps": 20_000},
-    notes="Figure 1.10 in the thesis has one run of 10⁶ steps for each pair; here it is an average over copies.",
-)

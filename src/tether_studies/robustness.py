@@ -12,9 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, mean_error, more, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.planar import Recipe, Task, learn
-from tether_studies.study import Claim, Results, Study, Table, every, less, mean_error, more, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.14",
+    "AdLaLa and LOL vary less from run to run than Adam and SGD",
+    "thesis, Figure 3.14",
+    notes="The number of steps is not given: 10,000, as in Figure 3.8. Biases start at 0 with the Gaussian weights.",
+)
+
 
 ADAM: Recipe = ("Adam", {"lr": 0.005})
 ADLALA: Recipe = ("adlala", {"lr": 0.25, "temperature": 1e-4, "friction": 0.5, "noise": 0.01, "coupling": 0.1})
@@ -33,9 +43,9 @@ OURS = ("LOL", "AdLaLa", "AdLaLa, torch's start")
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 100
-    steps: int = 10_000
-    records: int = 20
+    runs: int = at(100, quick=4, full=1000)
+    steps: int = at(10_000, quick=100, full=20_000)
+    records: int = at(20, quick=4)
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -54,7 +64,6 @@ def deviations(results: Results, name: str) -> np.ndarray:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Variances, and what the start does."""
     of = {name: results[name]["accuracy"][-1, 0] for name in RUNS}
     squares = {name: deviations(results, name) for name in RUNS}
     found = []
@@ -88,7 +97,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """All six."""
     rows = []
     for name in RUNS:
         x = results[name]["accuracy"][-1, 0]
@@ -101,10 +109,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Variance above, mean below, over time."""
-    import matplotlib.pyplot as plt
-
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(6.4, 7), layout="constrained", sharex=True)
+    figure, (top, bottom) = subplots(2, 1, figsize=(6.4, 7), sharex=True)
     for name, (_, _, colour) in RUNS.items():
         steps, x = results[name]["steps"], results[name]["accuracy"][:, 0]
         top.plot(steps, x.var(1, ddof=1), color=colour, label=name)
@@ -113,18 +118,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     bottom.set(xlabel="steps", ylabel="mean test accuracy %")
     top.legend(frameon=False, fontsize=9, ncols=2)
     return {"variance": figure}
-
-
-STUDY = Study(
-    name="fig-3.14",
-    title="AdLaLa and LOL vary less from run to run than Adam and SGD",
-    source="003, Figure 3.14",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 4, "steps": 100, "records": 4},
-    full={"runs": 1000, "steps": 20_000},
-    notes="The number of steps is not given: 10,000, as in Figure 3.8. Biases start at 0 with the Gaussian weights.",
-)

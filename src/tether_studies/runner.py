@@ -81,7 +81,7 @@ def _lacking(job: Job) -> str:
 
 def conclude(study: Study, lab: Lab, job: Job, results: dict[str, Any]) -> str:
     """Judge the claims, draw the figures and write ``result.json``."""
-    claims = study.claims(results, lab.config)
+    claims = list(study.claims(results, lab.config))
     figures = study.draw(results, lab.config)
     for name, figure in figures.items():
         with whole(lab.folder / f"{name}.png") as file:

@@ -1,4 +1,4 @@
-"""Where gradient flow on the exponential loss goes (004): the direction of the hard-margin separator.
+"""Where gradient flow on the exponential loss goes (GD-dynamics slides): the direction of the hard-margin separator.
 
 Separable points, of which two features are always 0. The flow ẇ = Σ x e^{−w·x} (labels taken into x) never ends: the
 weights grow like log t, turn to the separator of largest margin like 1/log t from every start, and those of the unseen
@@ -18,8 +18,19 @@ import torch
 from torch import nn
 
 from tether.measure import hard_margin, hessian_spectrum, homogeneity
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, near, yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, every, less, near, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "max-margin",
+    "gradient flow on the exponential loss turns to the hard-margin separator",
+    "GD-dynamics slides, exponential loss, linear networks; homogeneity",
+    notes="The slides have no numbers of an experiment. The minima with λ are found by Newton's method: they are "
+    "unique, so the way there does not matter.",
+)
+
 
 DECADE = 4  # readings
 MARGIN = 0.2  # at least
@@ -27,13 +38,13 @@ MARGIN = 0.2  # at least
 
 @dataclass(frozen=True)
 class Config:
-    problems: int = 20
+    problems: int = at(20, quick=3, full=100)
     points: int = 30
     features: int = 4
     unseen: int = 2
-    starts: int = 4
-    decades: int = 12  # of time
-    stride: float = 0.02  # the longest step of the weights
+    starts: int = at(4, quick=2)
+    decades: int = at(12, quick=6, full=16)  # of time
+    stride: float = at(0.02, quick=0.1, full=0.01)  # the longest step of the weights
     decays: tuple[float, ...] = (1e-2, 1e-4, 1e-8, 1e-12)
     widths: tuple[int, ...] = (10, 30, 20, 5)  # of the ReLU network that is stretched
 
@@ -172,7 +183,6 @@ def stretched(config: Config) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Direction, norm, starts, λ and homogeneity."""
     found, minima, net = results["flow"], results["regularized"], results["stretched"]
     half, late = config.decades // 2 * DECADE, len(found["times"]) - 1
     expected = math.log(found["times"][half]) / math.log(found["times"][late])
@@ -246,7 +256,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """The flow, decade by decade."""
     found = results["flow"]
     rows = [
         (
@@ -262,12 +271,9 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Angle and norm over time, and the angle of the minima over λ."""
-    import matplotlib.pyplot as plt
-
     found = results["flow"]
     times, late = found["times"], len(found["times"]) // 2
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
+    figure, (left, middle, right) = subplots(1, 3, figsize=(11, 3.6))
     flat = found["angles"].reshape(len(times), -1)
     left.plot(times, flat, color="#1f5fa8", lw=0.5, alpha=0.3)
     left.plot(times, flat.mean(1), color="#1f5fa8", lw=2, label="mean over problems and starts")
@@ -286,19 +292,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     right.plot(config.decays, angles.mean(1), "o-", color="#c2452d", lw=2)
     right.set(xscale="log", title="minimum with ½λ|w|²", xlabel="λ", ylabel="angle to the separator (°)")
     return {"max-margin": figure}
-
-
-STUDY = Study(
-    name="max-margin",
-    title="gradient flow on the exponential loss turns to the hard-margin separator",
-    source="004, exponential loss, linear networks; homogeneity",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"problems": 3, "starts": 2, "decades": 6, "stride": 0.1},
-    full={"problems": 100, "decades": 16, "stride": 0.01},
-    notes="The slides have no numbers of an experiment. The minima with λ are found by Newton's method: they are "
-    "unique, so the way there does not matter.",
-)

@@ -22,9 +22,21 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether.measure import layer_paths, linear_path
+from tether_studies.drawing import subplots
+from tether_studies.judges import less, more, yes
 from tether_studies.lab import Lab
 from tether_studies.lines import counted, draw_lines, highest, packed
-from tether_studies.study import Claim, Results, Study, Table, less, more, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-6.1",
+    "from start to end the loss falls for digits and meets barriers on the spiral",
+    "thesis, Figure 6.1A",
+    data=("mnist",),
+    notes="The thesis does not say how long these networks were trained: here ten epochs of MNIST, and the spiral "
+    "until its test accuracy is 100 %. After half as many steps, at 99.8 %, one line in ten has no barrier yet.",
+)
+
 
 __all__ = ["Pair", "digits", "perceptron", "spirals"]
 
@@ -36,11 +48,11 @@ SETS = ("MNIST", "spiral")
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 10
-    steps: int = 4690  # on MNIST: ten epochs
-    spiral_steps: int = 40_000
-    points: int = 51  # of a line
-    test: int = 10_000  # images of MNIST
+    runs: int = at(10, quick=2)
+    steps: int = at(4690, quick=100, full=46_900)  # on MNIST: ten epochs
+    spiral_steps: int = at(40_000, quick=200, full=100_000)
+    points: int = at(51, quick=11)  # of a line
+    test: int = at(10_000, quick=500)  # images of MNIST
 
 
 def run(config: Config, lab: Lab) -> Results:
@@ -93,7 +105,6 @@ def lines_of(name: str, config: Config, lab: Lab) -> Results:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Monotone for digits from any start; barriers on the spiral, higher from others."""
     digits, spiral = results["MNIST"], results["spiral"]
     own, other, _ = LINES
     accuracy = {name: results[name][f"{own}: accuracies"].mean() for name in SETS}
@@ -134,7 +145,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """A row for each kind of line."""
     rows = []
     for name in SETS:
         found = results[name]
@@ -152,10 +162,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figure 6.1A, and the layers below it."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 2, figsize=(8.4, 6.4), layout="constrained", sharex=True)
+    figure, panels = subplots(2, 2, figsize=(8.4, 6.4), sharex=True)
     names = dict(zip(LAYERS, ("first layer", "second layer", "third layer"), strict=True))
     for column, name in enumerate(SETS):
         upper, lower = panels[:, column]
@@ -168,20 +175,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
             axis.set_ylabel("" if column else "test loss")
             axis.legend(frameon=False, fontsize=8)
     return {"lines": figure}
-
-
-STUDY = Study(
-    name="fig-6.1",
-    title="from start to end the loss falls for digits and meets barriers on the spiral",
-    source="003, Figure 6.1A",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "steps": 100, "spiral_steps": 200, "points": 11, "test": 500},
-    full={"steps": 46_900, "spiral_steps": 100_000},
-    data=("mnist",),
-    notes="The thesis does not say how long these networks were trained: here ten epochs of MNIST, and the spiral "
-    "until its test accuracy is 100 %. After half as many steps, at 99.8 %, one line in ten has no barrier yet.",
-)

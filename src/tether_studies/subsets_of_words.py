@@ -16,10 +16,22 @@ import torch
 from torch import nn
 
 import tether
+from tether_studies.drawing import subplots
+from tether_studies.judges import less, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.language import Rows, Transformer, mean_loss, read, tested
 from tether_studies.side_by_side import side_by_side
-from tether_studies.study import Claim, Results, Study, Table, less, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-5.8",
+    "random subsets of the weights asleep regularize a transformer better than dropout",
+    "thesis, Figure 5.8",
+    data=("ptb",),
+    notes="By default little text and few words, so that SGD overfits within minutes. The thesis gives neither k, the "
+    "share asleep, the rate of dropout nor the width of the embedding. Dropout is that of the embedding too.",
+)
+
 
 SGD, DROPOUT, OURS = "SGD", "dropout", "random subset"
 MATRICES = "layers.*linear?.weight|layers.*proj*weight"
@@ -27,18 +39,18 @@ MATRICES = "layers.*linear?.weight|layers.*proj*weight"
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 3
-    epochs: int = 30
-    tokens: int = 10_000  # to train on
-    validation: int = 5000
-    words: int | None = 1000  # the most common; the others are unknown
-    width: int = 64  # of the embedding
-    rows: int = 20  # of text that are read at once
+    runs: int = at(3, quick=2, full=10)
+    epochs: int = at(30, quick=3, full=200)
+    tokens: int = at(10_000, quick=3000, full=3_000_000)  # to train on
+    validation: int = at(5000, quick=700, full=300_000)
+    words: int | None = at(1000, quick=100, full=None)  # the most common; the others are unknown
+    width: int = at(64, quick=8, full=200)  # of the embedding
+    rows: int = at(20, full=128)  # of text that are read at once
     length: int = 35  # how many words of a row
     lr: float = 0.1
     momentum: float = 0.9
-    dropouts: tuple[float, ...] = (0.1, 0.3)
-    shares: tuple[float, ...] = (0.1, 0.3)  # asleep
+    dropouts: tuple[float, ...] = at((0.1, 0.3), full=(0.1, 0.2, 0.3, 0.5))
+    shares: tuple[float, ...] = at((0.1, 0.3), full=(0.1, 0.2, 0.3, 0.5))  # asleep
     k: int = 5
 
 
@@ -94,7 +106,6 @@ def best(found: dict[str, np.ndarray], kind: str) -> str:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Below SGD, and below SGD with dropout."""
     found = least(results)
     ours = best(found, OURS)
     texts = {
@@ -110,7 +121,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """The least validation loss and the last."""
     found = side_by_side(results)
     rows = [
         [name, plus_minus(one["validation"].min(0), 3), plus_minus(one["validation"][-1], 3)]
@@ -121,10 +131,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Validation loss by step."""
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    figure, axis = subplots(figsize=(6, 4.2))
     found = side_by_side(results)
     for name, one in found.items():
         style = "-" if name.startswith(OURS) else "--" if name.startswith(DROPOUT) else ":"
@@ -135,30 +142,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     )
     axis.legend(frameon=False)
     return {"subsets_of_words": figure}
-
-
-STUDY = Study(
-    name="fig-5.8",
-    title="random subsets of the weights asleep regularize a transformer better than dropout",
-    source="003, Figure 5.8",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "epochs": 3, "tokens": 3000, "validation": 700, "words": 100, "width": 8},
-    full={
-        "runs": 10,
-        "epochs": 200,
-        "tokens": 3_000_000,
-        "validation": 300_000,
-        "words": None,
-        "width": 200,
-        "rows": 128,
-        "dropouts": (0.1, 0.2, 0.3, 0.5),
-        "shares": (0.1, 0.2, 0.3, 0.5),
-    },
-    data=("ptb",),
-    notes="By default little text and few words, so that SGD overfits within minutes. The thesis gives neither k, the "
-    "share asleep, the rate of dropout nor the width of the embedding. Dropout is that of the embedding too.",
-)

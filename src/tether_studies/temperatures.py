@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from tether_studies.drawing import subplots
+from tether_studies.judges import plus_minus
 from tether_studies.lab import Lab
 from tether_studies.planar import Task, draw_classifier, learn
-from tether_studies.study import Results, Table, plus_minus
+from tether_studies.study import Results, Table
 
 __all__ = ["accuracies", "draw", "sweep", "table"]
 
@@ -59,10 +61,9 @@ def draw(
     results: Results, temperatures: Sequence[float], shown: Sequence[float], task: Task, title: str
 ) -> dict[str, Any]:
     """The classifiers of the median runs at four temperatures, and accuracy against temperature."""
-    import matplotlib.pyplot as plt
-
     found = results[PIECE]
-    figure = plt.figure(figsize=(6.4, 8.6), layout="constrained")
+    figure, axis = subplots(figsize=(6.4, 8.6))
+    axis.remove()
     axes = figure.subplot_mosaic("AB;CD;EE", height_ratios=[3, 3, 2])
     for name, τ in zip("ABCD", shown, strict=True):
         i = list(temperatures).index(τ)

@@ -12,9 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from tether_studies.drawing import subplots
+from tether_studies.judges import UNDECIDED, every, less, more, near, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.planar import Recipe, Task, draw_curve, learn
-from tether_studies.study import UNDECIDED, Claim, Results, Study, Table, every, less, more, near, plus_minus
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.11",
+    "LOL and AdLaLa learn sine against cosine faster than Adam",
+    "thesis, Figures 3.11, 3.12",
+    notes="Figure 3.12 averages 20 runs of 100,000 steps. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ) "
+    "with t in (0, 1), a would only stretch the axis, and there would be a single crossing whatever a is; then Adam is "
+    "above 90 % within the first 500 steps (--set printed=True).",
+)
+
 
 LOL: Recipe = ("lol", {"lr": 0.1, "friction": 0.01, "temperature": 1e-3})
 ADLALA = {"temperature": 1e-4, "noise": 0.001, "coupling": 0.1}
@@ -37,11 +49,11 @@ ENOUGH = 90.0
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 6
-    nodes: int = 100
-    three_steps: int = 20_000
-    five_steps: int = 50_000
-    records: int = 100
+    runs: int = at(6, quick=2, full=20)
+    nodes: int = at(100, quick=20)
+    three_steps: int = at(20_000, quick=50)
+    five_steps: int = at(50_000, quick=50, full=100_000)
+    records: int = at(100, quick=10)
     printed: bool = False  # the data as (3.33) prints them
 
 
@@ -77,7 +89,6 @@ def final(found: Results) -> np.ndarray:
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Speed at a = 6, and the end at a = 10."""
     times = {name: first_time(results[f"a = 6, {name}"]) for name in THREE}
     adams = [name for name in THREE if name.startswith("Adam")]
     quickest = min(adams, key=lambda name: times[name].mean())
@@ -115,7 +126,6 @@ def claims(results: Results, config: Config) -> list[Claim]:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Times and ends."""
     rows = []
     for a, methods in ((6, THREE), (10, FIVE)):
         for name in methods:
@@ -128,10 +138,7 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Test loss and accuracy over time, for both problems."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, 2, figsize=(8.4, 6.6), layout="constrained", sharex="col")
+    figure, panels = subplots(2, 2, figsize=(8.4, 6.6), sharex="col")
     for column, (a, methods, title) in enumerate(((6, THREE, "Figure 3.11"), (10, FIVE, "Figure 3.12"))):
         for i, name in enumerate(methods):
             found = results[f"a = {a}, {name}"]
@@ -141,20 +148,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         panels[1, column].set(xlabel="steps", ylabel="test accuracy %")
         panels[1, column].legend(frameon=False, fontsize=8)
     return {"trigonometric": figure}
-
-
-STUDY = Study(
-    name="fig-3.11",
-    title="LOL and AdLaLa learn sine against cosine faster than Adam",
-    source="003, Figures 3.11, 3.12",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "nodes": 20, "three_steps": 50, "five_steps": 50, "records": 10},
-    full={"runs": 20, "five_steps": 100_000},
-    notes="Figure 3.12 averages 20 runs of 100,000 steps. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ) "
-    "with t in (0, 1), a would only stretch the axis, and there would be a single crossing whatever a is; then Adam is "
-    "above 90 % within the first 500 steps (--set printed=True).",
-)

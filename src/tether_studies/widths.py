@@ -16,10 +16,21 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
 from tether.measure import layer_paths, linear_path
+from tether_studies.drawing import subplots
+from tether_studies.judges import every, less, more, near, yes
 from tether_studies.lab import Lab
 from tether_studies.lines import counted, draw_lines, packed
 from tether_studies.straight_lines import perceptron, spirals
-from tether_studies.study import Claim, Results, Study, Table, every, less, more, near, yes
+from tether_studies.study import Claim, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-6.17",
+    "wide layers remove the barriers of deep perceptrons on the spiral",
+    "thesis, Figure 6.17",
+    notes="The thesis's wide layers have 500 nodes, its batches 500 points; it does not say how long it trains. A "
+    "barrier is a rise of more than 2 % of the largest loss on the line.",
+)
+
 
 EARLY, HIDDEN = 4, 6
 LAYERS = tuple(str(2 * i) for i in range(HIDDEN + 1))
@@ -27,16 +38,16 @@ LAYERS = tuple(str(2 * i) for i in range(HIDDEN + 1))
 
 @dataclass(frozen=True)
 class Config:
-    runs: int = 5
-    narrow: int = 50
-    wide: int = 150
-    last: int = 25  # nodes of the last hidden layers of the third network
-    steps: int = 8000
-    train: int = 10_000
-    test: int = 2000
-    batch: int = 100
+    runs: int = at(5, quick=2, full=10)
+    narrow: int = at(50, quick=20)
+    wide: int = at(150, quick=40, full=500)
+    last: int = at(25, quick=10)  # nodes of the last hidden layers of the third network
+    steps: int = at(8000, quick=100, full=20_000)
+    train: int = at(10_000, quick=1000)
+    test: int = at(2000, quick=300, full=5000)
+    batch: int = at(100, full=500)
     lr: float = 5e-4
-    points: int = 26
+    points: int = at(26, quick=11, full=51)
 
     @property
     def widths(self) -> dict[str, tuple[int, ...]]:
@@ -73,7 +84,6 @@ def lines_of(widths: tuple[int, ...], config: Config, seed: int, checkpoint: Any
 
 
 def claims(results: Results, config: Config) -> list[Claim]:
-    """Barriers of early layers, and of networks by width."""
     early = {layer: results["narrow"][f"layer {layer}: shapes"] for layer in LAYERS[:EARLY]}
     late = {layer: results["narrow"][f"layer {layer}: shapes"] for layer in LAYERS[EARLY:]}
     share = {name: fraction(shapes) for name, shapes in (("early", early), ("late", late))}
@@ -132,7 +142,6 @@ def fraction(shapes: dict[str, Any]) -> Any:
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    """Shapes of all lines."""
     rows = []
     for name, found in results.items():
         for line in ("net", *(f"layer {layer}" for layer in LAYERS)):
@@ -145,11 +154,10 @@ def tables(results: Results, config: Config) -> list[Table]:
 
 
 def draw(results: Results, config: Config) -> dict[str, Any]:
-    """Figure 6.17."""
-    import matplotlib.pyplot as plt
+    figure, panels = subplots(1, 3, figsize=(11, 3.8), sharey=True)
+    from matplotlib import colormaps
 
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained", sharey=True)
-    shades = plt.get_cmap("viridis")
+    shades = colormaps["viridis"]
     for axis, (name, widths) in zip(panels, config.widths.items(), strict=True):
         for i, layer in enumerate(LAYERS):
             losses = results[name][f"layer {layer}: losses"]
@@ -160,19 +168,3 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         axis.set_ylim(0, None)
     panels[0].legend(frameon=False, fontsize=7, ncols=2)
     return {"widths": figure}
-
-
-STUDY = Study(
-    name="fig-6.17",
-    title="wide layers remove the barriers of deep perceptrons on the spiral",
-    source="003, Figure 6.17",
-    config=Config,
-    run=run,
-    claims=claims,
-    draw=draw,
-    tables=tables,
-    quick={"runs": 2, "narrow": 20, "wide": 40, "last": 10, "steps": 100, "train": 1000, "test": 300, "points": 11},
-    full={"runs": 10, "wide": 500, "steps": 20_000, "batch": 500, "test": 5000, "points": 51},
-    notes="The thesis's wide layers have 500 nodes, its batches 500 points; it does not say how long it trains. A "
-    "barrier is a rise of more than 2 % of the largest loss on the line.",
-)

@@ -19,16 +19,17 @@ import pytest
 
 import tether_studies
 from tether.cli import main
+from tether_studies.judges import yes
 from tether_studies.lab import Lab
 from tether_studies.runner import Job, folder_of, run_one
-from tether_studies.study import Claim, Study, yes
+from tether_studies.study import Claim, Study, at
 
 FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Config:
-    steps: int = 3
+    steps: int = at(3, quick=2)
     rate: float = 0.5
     sizes: tuple[float, ...] = (0.1, 0.2)
     words: int | None = None
@@ -54,7 +55,7 @@ def sleepy(config, lab):
     return lab.pieces({f"nap {i}": lambda: time.sleep(60) or {} for i in range(4)})
 
 
-COUNT = Study("count", "γ counts", "nobody", Config, counted, judged, quick={"steps": 2})
+COUNT = Study("count", "γ counts", "nobody", Config, counted, judged)
 DRAWN = Study("drawn", "draws", "nobody", Config, counted, judged, drawn)
 SLEEPY = Study("sleepy", "sleeps", "nobody", Config, sleepy, judged)
 SLEEPIER = replace(SLEEPY, name="sleepier")

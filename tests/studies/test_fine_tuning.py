@@ -9,7 +9,7 @@ from torch import nn
 
 from tether_studies import fine_tuning, mobilenet
 from tether_studies.fine_tuning import Task, Trainee, sgd, train
-from tether_studies.study import HELD, NOT_HELD, UNDECIDED
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 
 
 def small(seed):

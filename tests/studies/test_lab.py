@@ -16,17 +16,18 @@ import torch
 
 import tether_studies as studies
 from tether.cli import main
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, less, mean_error, more, near, yes
 from tether_studies.lab import Busy, Lab
 from tether_studies.report import results
 from tether_studies.report.tables import methods_table, what_holds
 from tether_studies.runner import Job, folder_of, run_all, run_one
-from tether_studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Study, Table, less, mean_error, more, near, yes
+from tether_studies.study import Claim, Study, Table, at
 
 
 @dataclass(frozen=True)
 class Config:
     pieces: int = 3
-    size: int = 4
+    size: int = at(4, quick=1)
 
 
 def dice(config, lab):
@@ -48,7 +49,6 @@ DICE = Study(
     dice,
     judged,
     tables=lambda results, config: [Table(["throw", "number"], [[1, 0.5]])],
-    quick={"size": 1},
 )
 
 

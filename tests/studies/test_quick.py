@@ -3,10 +3,10 @@
 import pytest
 
 from tether_studies import studies
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 from tether_studies.needs import missing
 from tether_studies.report import html, results
 from tether_studies.runner import Job, run_one
-from tether_studies.study import HELD, NOT_HELD, UNDECIDED
 
 
 @pytest.mark.parametrize("name", list(studies()))

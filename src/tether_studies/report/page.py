@@ -10,8 +10,8 @@ from html import escape as escape_text
 from pathlib import Path
 from typing import Any
 
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 from tether_studies.report.results import Result, scale_of
-from tether_studies.study import HELD, NOT_HELD, UNDECIDED
 
 __all__ = ["html"]
 

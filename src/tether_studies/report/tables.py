@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tether_studies.files import write_text
-from tether_studies.study import HELD, NOT_HELD, UNDECIDED
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 
 __all__ = ["every_claim", "methods_table", "update_readme", "what_holds"]
 
