@@ -1,23 +1,38 @@
-"""MNIST for replicas: a training set for each, one test set for all."""
+"""Perceptrons, and MNIST for them: a training set for each replica, or one for all."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
+from torch import nn
 
 import tether
 
-__all__ = ["digits", "errors"]
+__all__ = ["Pair", "digits", "errors", "first_digits", "perceptron"]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
+def perceptron(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with ReLUs between."""
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def first_digits(train: bool, count: int) -> Pair:
+    """MNIST's first so many as vectors between 0 and 1."""
+    x, y = tether.data.mnist(train=train)
+    return x[:count].flatten(1).float() / 255, y[:count]
+
+
 def digits(runs: int, count: int, tests: int = 10_000) -> tuple[Pair, Pair]:
-    """Images as vectors between 0 and 1: so many for each run, which no other run sees, and the test set."""
-    (x, y), (x_test, y_test) = (tether.data.mnist(train=train) for train in (True, False))
+    """So many images for each run, which no other run sees, and the test set."""
+    x, y = first_digits(True, 60_000)
     if runs * count > len(x):
         raise ValueError(f"{runs} runs of {count:,} images: there are {len(x):,}, enough for {len(x) // count} runs")
-    own = [values[: runs * count].unflatten(0, (runs, count)) for values in (x.flatten(1).float() / 255, y)]
-    return (own[0], own[1]), (x_test[:tests].flatten(1).float() / 255, y_test[:tests])
+    own = [values[: runs * count].unflatten(0, (runs, count)) for values in (x, y)]
+    return (own[0], own[1]), first_digits(False, tests)
 
 
 @torch.no_grad()

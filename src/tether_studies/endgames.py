@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 import tether
-from tether_studies.drawing import subplots
+from tether_studies.digits import Pair, perceptron
+from tether_studies.drawing import draw_curves, subplots
 from tether_studies.judges import every, more, plus_minus
 from tether_studies.lab import Lab
-from tether_studies.planar import Recipe, draw_curve, optimizer
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.planar import ACCURACY
+from tether_studies.recipes import Recipe, recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-3.18",
@@ -30,39 +32,20 @@ STUDY = Study(
     "shuffled rows to test, and columns with mean 0 and deviation 1, are ours. The poker hands are the 25,010 of the "
     "training file.",
 )
-
-
-CHESS: dict[str, Recipe] = {
-    "Adam": ("Adam", {"lr": 0.005}),
-    "SGD, momentum": ("SGD", {"lr": 0.05, "momentum": 0.95}),
-    "AdLaLa": (
-        "adlala",
-        {
-            "lr": 0.2,
-            "friction": 0.1,
-            "coupling": 0.01,
-            "noise": 0.001,
-            "temperature": 1e-5,
-            "output_temperature": 1e-6,
-        },
-    ),
+adlala = partial(recipe, "adlala", coupling=0.01, noise=0.001, output_temperature=1e-6)
+GAMES: dict[str, dict[str, Recipe]] = {
+    "chess": {
+        "Adam": recipe("Adam", lr=0.005),
+        "SGD, momentum": recipe("SGD", lr=0.05, momentum=0.95),
+        "AdLaLa": adlala(lr=0.2, friction=0.1, temperature=1e-5),
+    },
+    "poker": {
+        "Adam": recipe("Adam", lr=0.005),
+        "SGD, momentum": recipe("SGD", lr=0.005, momentum=0.9),
+        "AdLaLa": adlala(lr=0.05, friction=5.0, temperature=1e-4),
+    },
 }
-POKER: dict[str, Recipe] = {
-    "Adam": ("Adam", {"lr": 0.005}),
-    "SGD, momentum": ("SGD", {"lr": 0.005, "momentum": 0.9}),
-    "AdLaLa": (
-        "adlala",
-        {
-            "lr": 0.05,
-            "friction": 5.0,
-            "coupling": 0.01,
-            "noise": 0.001,
-            "temperature": 1e-4,
-            "output_temperature": 1e-6,
-        },
-    ),
-}
-CLASSES = {"chess": 18, "poker": 10}
+CLASSES, FIGURES = {"chess": 18, "poker": 10}, {"chess": "3.18", "poker": "3.19"}
 
 
 @dataclass(frozen=True)
@@ -79,11 +62,8 @@ class Config:
     records: int = at(15, quick=4)
 
 
-Split = tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
 @lru_cache(2)
-def split(game: str, rows: int, seed: int) -> Split:
+def split(game: str, rows: int, seed: int) -> tuple[Pair, Pair]:
     """Four fifths to train on and one to test, shuffled; every column with mean 0 and deviation 1."""
     x, y = tether.data.krkopt() if game == "chess" else tether.data.poker_hand()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:rows]
@@ -95,66 +75,40 @@ def split(game: str, rows: int, seed: int) -> Split:
 
 def run(config: Config, lab: Lab) -> Results:
     """Test loss and accuracy over time."""
-    work: dict[str, Any] = {}
-    for game, methods in (("chess", CHESS), ("poker", POKER)):
-        for name in methods:
-            work[f"{game}, {name}"] = partial(learn, config, lab, game, methods[name], f"{game}, {name}")
-    return lab.pieces(work)
+    pairs = [(game, name) for game, methods in GAMES.items() for name in methods]
+    return lab.pieces({f"{game}, {name}": partial(learn, config, lab, game, name) for game, name in pairs})
 
 
-def learn(config: Config, lab: Lab, game: str, recipe: Recipe, piece: str) -> Results:
+def learn(config: Config, lab: Lab, game: str, method: str) -> Results:
     """All runs of a method at once, each from its own start and with its own minibatches."""
-    chess = game == "chess"
-    steps, runs = (config.chess_steps, config.chess_runs) if chess else (config.poker_steps, config.poker_runs)
-    batch, nodes = (config.chess_batch, config.chess_nodes) if chess else (config.poker_batch, config.poker_nodes)
+    nodes, batch, steps, runs = (getattr(config, f"{game}_{field}") for field in ("nodes", "batch", "steps", "runs"))
     data, (x, y) = split(game, config.rows, lab.named_seed(f"split of {game}"))
     widths = (x.shape[1], *nodes, CLASSES[game])
-    nets = tether.Replicas(lambda: network(widths), runs, seed=lab.named_seed(game))
+    nets = tether.Replicas(lambda: perceptron(*widths), runs, seed=lab.named_seed(game))
 
     @torch.no_grad()
     def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         out = nets(x, each=False)
-        losses = nn.functional.cross_entropy(out.flatten(0, 1), y.repeat(runs), reduction="none").view(runs, -1)
+        losses = cross_entropy(out.flatten(0, 1), y.repeat(runs), reduction="none").view(runs, -1)
         return {"accuracy": 100 * (out.argmax(2) == y).float().mean(1), "loss": losses.mean(1)}
 
-    seed = lab.named_seed(f"minibatches of {game}")
-    log = tether.train(
-        nets,
-        optimizer(recipe, nets, seed),
-        data,
-        steps=steps,
-        batch=batch,
-        log_every=max(1, steps // config.records),
-        callbacks=[test],
-        seed=seed,
-        checkpoint=lab.checkpoint(piece),
-        progress=False,
-    )
+    seed, place = lab.named_seed(f"minibatches of {game}"), lab.checkpoint(f"{game}, {method}")
+    options: dict[str, Any] = {"log_every": max(1, steps // config.records), "callbacks": [test], "seed": seed}
+    opt = GAMES[game][method](nets, seed)
+    log = tether.train(nets, opt, data, steps=steps, batch=batch, checkpoint=place, progress=False, **options)
     return {"epochs": torch.tensor(log.steps) * batch / len(data[0]), **log.metrics}
 
 
-def network(widths: tuple[int, ...]) -> nn.Sequential:
-    """Linear layers with ReLUs between them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def claims(results: Results, config: Config) -> list[Claim]:
-    found = []
-    for game, figure in (("chess", "3.18"), ("poker", "3.19")):
-        of = {name: results[f"{game}, {name}"]["accuracy"][-1] for name in CHESS}
-        epochs = float(results[f"{game}, AdLaLa"]["epochs"][-1])
-        found.append(
-            Claim(
-                f"{game}: AdLaLa has a higher test accuracy than Adam and SGD with momentum",
-                f"Figure {figure}: enhanced performance may be obtained",
-                f"after {epochs:.0f} epochs: " + ", ".join(f"{name} {plus_minus(x)} %" for name, x in of.items()),
-                *every({f"AdLaLa > {name}": more(of["AdLaLa"], of[name]) for name in of if name != "AdLaLa"}),
-            )
+def claims(results: Results, config: Config) -> Claims:
+    for game, methods in GAMES.items():
+        found = {name: results[f"{game}, {name}"] for name in methods}
+        of, epochs = ACCURACY.of(found), float(found["AdLaLa"]["epochs"][-1])
+        yield Claim(
+            f"{game}: AdLaLa has a higher test accuracy than Adam and SGD with momentum",
+            f"Figure {FIGURES[game]}: enhanced performance may be obtained",
+            f"after {epochs:.0f} epochs: {ACCURACY.listed(found)}",
+            *every({f"AdLaLa > {name}": more(of["AdLaLa"], of[name]) for name in of if name != "AdLaLa"}),
         )
-    return found
 
 
 def tables(results: Results, config: Config) -> list[Table]:
@@ -167,14 +121,13 @@ def tables(results: Results, config: Config) -> list[Table]:
     return [Table(["", "method", "test accuracy %, end", "test accuracy %, best", "test loss, end"], rows)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, panels = subplots(2, 2, figsize=(8.2, 6.4), sharex="col")
-    for column, (game, number) in enumerate((("chess", "3.18"), ("poker", "3.19"))):
-        for name in CHESS:
-            found = results[f"{game}, {name}"]
-            draw_curve(panels[0, column], found["epochs"], found["accuracy"], name)
-            draw_curve(panels[1, column], found["epochs"], found["loss"], name)
-        panels[0, column].set(title=f"{game} (Figure {number})", ylabel="test accuracy %")
-        panels[1, column].set(xlabel="epochs", ylabel="test loss")
-    panels[0, 0].legend(frameon=False, fontsize=9)
+    for (top, bottom), (game, methods) in zip(panels.T, GAMES.items(), strict=True):
+        found = {name: results[f"{game}, {name}"] for name in methods}
+        draw_curves(top, found, "accuracy", "epochs")
+        draw_curves(bottom, found, "loss", "epochs")
+        top.set(title=f"{game} (Figure {FIGURES[game]})", ylabel="test accuracy %")
+        bottom.set(xlabel="epochs", ylabel="test loss")
+    panels[0, 0].legend()
     return {"endgames": figure}

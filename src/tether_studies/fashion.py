@@ -20,8 +20,7 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether_studies.drawing import subplots
 from tether_studies.judges import less, mean_error, more
-from tether_studies.lab import Lab
-from tether_studies.side_by_side import side_by_side
+from tether_studies.lab import Lab, side_by_side
 from tether_studies.study import Claim, Results, Study, Table, at
 
 STUDY = Study(

@@ -22,8 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import tether
 from tether_studies.drawing import subplots
 from tether_studies.judges import mean_error, more, plus_minus
-from tether_studies.lab import Lab
-from tether_studies.side_by_side import side_by_side
+from tether_studies.lab import Lab, side_by_side
 from tether_studies.study import Claim, Results, Table
 
 __all__ = ["Method", "Task", "draw", "multirate", "no_loss", "pieces", "sgd", "speed", "table"]

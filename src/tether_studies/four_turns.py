@@ -16,11 +16,13 @@ import torch
 
 import tether
 from tether.measure import boundary_curvature
-from tether_studies.drawing import subplots
+from tether_studies.drawing import draw_bars, subplots
 from tether_studies.judges import every, less, more, plus_minus
 from tether_studies.lab import Lab
-from tether_studies.planar import Recipe, Task, classifier, draw_classifier, learn
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.planar import ACCURACY, LOSS, Task, classifier, draw_classifier, each, learn
+from tether_studies.quantities import at_end, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-3.9",
@@ -29,29 +31,15 @@ STUDY = Study(
     notes="Figure 3.9 averages the classifier over the last 10 steps of one run; here it is that of the last step. The "
     "number of steps and the step sizes of Figure 3.10 are not given in the text: these are ours.",
 )
-
-
-CLASSIFIERS: dict[str, tuple[Recipe, float]] = {
-    "Adam": (("Adam", {"lr": 0.005}), 0.5),
-    "AdLaLa": (
-        (
-            "adlala",
-            {
-                "lr": 0.1,
-                "temperature": 1e-4,
-                "noise": 0.01,
-                "coupling": 0.1,
-                "friction": 0.03,
-                "output_temperature": 1e-5,
-            },
-        ),
-        0.01,
-    ),
+ADLALA: dict[str, Any] = {"temperature": 1e-4, "noise": 0.01}
+CLASSIFIERS = {  # and the standard deviation of their starts
+    "Adam": (recipe("Adam", lr=0.005), 0.5),
+    "AdLaLa": (recipe("adlala", lr=0.1, coupling=0.1, friction=0.03, output_temperature=1e-5, **ADLALA), 0.01),
 }
-ADLALA: Recipe = ("adlala", {"lr": 0.25, "temperature": 1e-4, "friction": 0.1, "noise": 0.01, "coupling": 0.05})
 NOISES = (0.0, 0.005, 0.01, 0.05, 0.1)  # of SGLD; 0 is SGD
 STEP_SIZES = (0.05, 0.1, 0.2, 0.3, 0.5)
 ADAM = (0.001, 0.002, 0.005, 0.01, 0.02)
+CURVATURE = at_end("curvature", "curvature")
 
 
 @dataclass(frozen=True)
@@ -74,140 +62,98 @@ def run(config: Config, lab: Lab) -> Results:
     seed, task = lab.named_seed("runs"), Task("spiral", {"turns": 4.0}, config.sweep_nodes)
     work: dict[str, Any] = {f"classifier of {name}": partial(classify, config, lab, name, seed) for name in CLASSIFIERS}
     sweep = partial(learn, task, steps=config.sweep_steps, runs=config.sweep_runs, seed=seed, records=5)
-    work["AdLaLa"] = partial(sweep, recipe=ADLALA)
+    work["AdLaLa"] = partial(sweep, recipe=recipe("adlala", lr=0.25, friction=0.1, coupling=0.05, **ADLALA))
     for noise in NOISES:
-        each = torch.tensor(STEP_SIZES).repeat_interleave(config.sweep_runs)
-        recipe: Recipe = ("sgld", {"lr": each, "noise": noise})
-        work[f"SGLD {noise}"] = partial(sweep, recipe=recipe, cells=len(STEP_SIZES))
-    for h in ADAM:
-        work[f"Adam {h}"] = partial(sweep, recipe=("Adam", {"lr": h}))
-    return lab.pieces(work)
+        sgld = recipe("sgld", lr=each(STEP_SIZES, config.sweep_runs), noise=noise)
+        work[f"SGLD {noise}"] = partial(sweep, recipe=sgld, cells=len(STEP_SIZES))
+    return lab.pieces(work | {f"Adam {h}": partial(sweep, recipe=recipe("Adam", lr=h)) for h in ADAM})
 
 
 def classify(config: Config, lab: Lab, name: str, seed: int) -> Results:
     """Test loss and accuracy at three times, the first run's classifier, and how much the boundaries bend."""
-    recipe, start = CLASSIFIERS[name]
+    made, start = CLASSIFIERS[name]
     task = wide(config, start)
 
     def look(step: int, nets: tether.Replicas) -> dict[str, torch.Tensor]:
-        return {"classifier": classifier(nets[0], task.frame), "curvature": curvatures(config, task, nets)}
+        bent = [boundary_curvature(net, task.frame, smoothing=0.05, grid=config.grid).mean for net in nets]
+        return {"classifier": classifier(nets[0], task.frame), "curvature": torch.tensor(bent)}
 
     place = lab.checkpoint(f"classifier of {name}")
     settings: dict[str, Any] = {"records": config.times, "watch": look, "checkpoint": place}
-    found = learn(task, recipe, config.times[-1], config.runs, seed, **settings)
+    found = learn(task, made, config.times[-1], config.runs, seed, **settings)
     _, _, x, y = task.sets(1, seed)
     return {**found, "points": x[0], "classes": y[0, :, 0]}
 
 
-def curvatures(config: Config, task: Task, nets: tether.Replicas) -> torch.Tensor:
-    """The mean curvature of each run's boundary, smoothed over 0.05."""
-    found = [boundary_curvature(net, task.frame, smoothing=0.05, grid=config.grid).mean for net in nets]
-    return torch.tensor(found)
-
-
-def best(results: Results, names: list[str]) -> tuple[str, int, np.ndarray]:
-    """The piece and cell with the highest mean accuracy in the end, and its runs."""
-    cells = [(name, i, runs) for name in names for i, runs in enumerate(results[name]["accuracy"][-1])]
-    return max(cells, key=lambda cell: cell[2].mean())
-
-
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
     adam, adlala = results["classifier of Adam"], results["classifier of AdLaLa"]
-    ours = results["AdLaLa"]["accuracy"][-1, 0]
-    rivals = {
-        "SGD": best(results, [f"SGLD {NOISES[0]}"]),
-        "SGLD": best(results, [f"SGLD {noise}" for noise in NOISES[1:]]),
-        "Adam": best(results, [f"Adam {h}" for h in ADAM]),
-    }
-    found = []
-    for what, unit, judge in (("accuracy", " %", more), ("loss", "", less)):
-        digits = 1 if what == "accuracy" else 3
+    for what, unit, digits, word, judge in (("accuracy", " %", 1, "higher", more), ("loss", "", 3, "lower", less)):
         a, b = adlala[what][:, 0], adam[what][:, 0]
-        judged = {f"step {t:,}": judge(a[i], b[i]) for i, t in enumerate(config.times)}
         texts = [", ".join(plus_minus(x, digits) + unit for x in values) for values in (a, b)]
-        found.append(
-            Claim(
-                f"{'higher' if judge is more else 'lower'} test {what} than Adam, 500 nodes",
-                "Figure 3.9, at 20,000, 40,000 and 60,000 steps: far better resolved",
-                f"AdLaLa {texts[0]}; Adam {texts[1]}",
-                *every(judged),
-            )
+        yield Claim(
+            f"{word} test {what} than Adam, 500 nodes",
+            "Figure 3.9, at 20,000, 40,000 and 60,000 steps: far better resolved",
+            f"AdLaLa {texts[0]}; Adam {texts[1]}",
+            *every({f"step {t:,}": judge(a[i], b[i]) for i, t in enumerate(config.times)}),
         )
     bends = [x["curvature"][-1][~np.isnan(x["curvature"][-1])] for x in (adlala, adam)]
-    return [
-        *found,
-        Claim(
-            "AdLaLa's classifiers are smoother",
-            "Figure 3.9, in words",
-            f"mean curvature of the boundary in the end: AdLaLa {plus_minus(bends[0])}, Adam {plus_minus(bends[1])}",
-            *less(*bends),
-        ),
-        *(
-            Claim(
-                f"with one set of parameters AdLaLa is ahead of {name} with any in the range, 100 nodes",
-                "Figure 3.10: consistently outperforms",
-                f"AdLaLa {plus_minus(ours)} %, the best of {name} {plus_minus(runs)} % "
-                f"(h = {setting(name, piece, cell)})",
-                *more(ours, runs),
-            )
-            for name, (piece, cell, runs) in rivals.items()
-        ),
-    ]
-
-
-def setting(name: str, piece: str, cell: int) -> str:
-    """The parameters of a cell, in words."""
-    value = piece.split()[1]
-    return value if name == "Adam" else f"{STEP_SIZES[cell]}, σ = {value}"
+    yield Claim(
+        "AdLaLa's classifiers are smoother",
+        "Figure 3.9, in words",
+        f"mean curvature of the boundary in the end: AdLaLa {plus_minus(bends[0])}, Adam {plus_minus(bends[1])}",
+        *less(*bends),
+    )
+    ours = results["AdLaLa"]["accuracy"][-1, 0]
+    rivals = {"SGD": ["SGLD 0.0"], "SGLD": [f"SGLD {x}" for x in NOISES[1:]], "Adam": [f"Adam {h}" for h in ADAM]}
+    for name, pieces in rivals.items():
+        cells = [(piece, i, runs) for piece in pieces for i, runs in enumerate(results[piece]["accuracy"][-1])]
+        piece, cell, best = max(cells, key=lambda found: found[2].mean())
+        value = piece.split()[1]
+        setting = value if name == "Adam" else f"{STEP_SIZES[cell]}, σ = {value}"
+        yield Claim(
+            f"with one set of parameters AdLaLa is ahead of {name} with any in the range, 100 nodes",
+            "Figure 3.10: consistently outperforms",
+            f"AdLaLa {plus_minus(ours)} %, the best of {name} {plus_minus(best)} % (h = {setting})",
+            *more(ours, best),
+        )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = [
-        [name, f"{t:,}", plus_minus(found["accuracy"][i, 0]), plus_minus(found["loss"][i, 0], 3),
-         plus_minus(found["curvature"][i])]
+    rows = {
+        (name, f"{t:,}"): {
+            key: results[f"classifier of {name}"][key][: i + 1] for key in ("accuracy", "loss", "curvature")
+        }
         for name in CLASSIFIERS
-        for found in [results[f"classifier of {name}"]]
         for i, t in enumerate(config.times)
-    ]  # fmt: skip
+    }
     sweep = [
         [f"SGLD, σ = {noise}" if noise else "SGD", *map(plus_minus, results[f"SGLD {noise}"]["accuracy"][-1])]
         for noise in NOISES
     ]
-    others = [["AdLaLa", plus_minus(results["AdLaLa"]["accuracy"][-1, 0])]]
-    others += [[f"Adam, h = {h}", plus_minus(results[f"Adam {h}"]["accuracy"][-1, 0])] for h in ADAM]
     caption = f"{config.sweep_runs} runs of {config.sweep_steps:,} steps, test accuracy %"
+    others = {"AdLaLa": results["AdLaLa"]} | {f"Adam, h = {h}": results[f"Adam {h}"] for h in ADAM}
     return [
-        Table(["method", "step", "test accuracy %", "test loss", "curvature"], rows, f"{config.runs} runs"),
+        tabulated(["method", "step"], rows, [ACCURACY, LOSS, CURVATURE], f"{config.runs} runs"),
         Table(["method", *(f"h = {h}" for h in STEP_SIZES)], sweep, caption),
-        Table(["method", "test accuracy %"], others, caption),
+        tabulated("method", others, [ACCURACY], caption),
     ]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     nine, panels = subplots(2, len(config.times), figsize=(7.6, 5.4))
     for row, (name, (_, start)) in zip(panels, CLASSIFIERS.items(), strict=True):
-        found = results[f"classifier of {name}"]
+        found, task = results[f"classifier of {name}"], wide(config, start)
         for i, axis in enumerate(row):
             title = f"{name}, step {config.times[i]:,}\n{found['accuracy'][i, 0, 0]:.1f} %"
-            field = found["classifier"][i]
-            draw_classifier(axis, field, wide(config, start), found["points"], found["classes"], title)
+            draw_classifier(axis, found["classifier"][i], task, found["points"], found["classes"], title)
     nine.suptitle(f"Four turns, p = 1, {config.nodes} nodes, one run (Figure 3.9)", fontsize=11)
-
     ten, (left, right) = subplots(2, 1, figsize=(6.4, 7.2))
-    line = float(results["AdLaLa"]["accuracy"][-1].mean())
     colours = ("#1f77b4", "#d62728", "#e8b82c", "#8e44ad", "#2ca02c")
-    for k, (noise, colour) in enumerate(zip(NOISES, colours, strict=True)):
-        x = results[f"SGLD {noise}"]["accuracy"][-1]
-        error = x.std(1, ddof=1) / x.shape[1] ** 0.5
-        place = np.arange(len(STEP_SIZES)) + 0.17 * (k - 2)
-        left.bar(place, x.mean(1), 0.16, yerr=error, color=colour, label=f"σ = {noise}", capsize=2)
-    left.set(xticks=range(len(STEP_SIZES)), xticklabels=STEP_SIZES, xlabel="step size of SGLD (σ = 0: SGD)")
-    x = np.stack([results[f"Adam {h}"]["accuracy"][-1, 0] for h in ADAM])
-    right.bar(range(len(ADAM)), x.mean(1), 0.6, yerr=x.std(1, ddof=1) / x.shape[1] ** 0.5, capsize=3)
-    right.set(xticks=range(len(ADAM)), xticklabels=ADAM, xlabel="step size of Adam")
-    for axis in (left, right):
-        axis.axhline(line, color="k", ls=":", label="AdLaLa")
-        axis.set(ylim=(45, 100), ylabel="test accuracy %")
-    left.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
+    draw_bars(left, {f"σ = {x}": results[f"SGLD {x}"]["accuracy"][-1] for x in NOISES}, STEP_SIZES, colours)
+    draw_bars(right, {"": np.stack([results[f"Adam {h}"]["accuracy"][-1, 0] for h in ADAM])}, ADAM, colours)
+    for axis, name in ((left, "SGLD (σ = 0: SGD)"), (right, "Adam")):
+        axis.axhline(float(results["AdLaLa"]["accuracy"][-1].mean()), color="k", ls=":", label="AdLaLa")
+        axis.set(ylim=(45, 100), xlabel=f"step size of {name}", ylabel="test accuracy %")
+    left.legend(ncols=3, loc="upper left")
     ten.suptitle(f"Four turns, {config.sweep_nodes} nodes, {config.sweep_steps:,} steps (Figure 3.10)", fontsize=11)
     return {"classifiers": nine, "ranges": ten}

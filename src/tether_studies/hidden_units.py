@@ -1,4 +1,4 @@
-"""Test error against the number of hidden nodes, after the experiment on implicit regularization in the slides (Path-SGD slides).
+"""Test error against the number of hidden nodes: implicit regularization, after the Path-SGD slides.
 
 One hidden layer of H ReLU nodes on MNIST, SGD with momentum 0.9 and a step size that falls linearly to 0, without
 dropout, weight decay or early stopping, to a training error of (nearly) zero. The step size, 0.1 at the start, is the

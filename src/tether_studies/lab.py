@@ -12,9 +12,10 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +29,7 @@ from tether_studies.files import append, note, set_aside, whole, write_text
 from tether_studies.study import Results, Study
 from tether_studies.workers import in_workers
 
-__all__ = ["Busy", "Lab", "digest"]
+__all__ = ["Busy", "Lab", "digest", "side_by_side"]
 
 PATIENCE = 1.0  # seconds in which workers of a killed run end and release its lock
 
@@ -96,6 +97,15 @@ class Lab:
             found[name] = _load(paths[name])
         self.watch(len(work), len(work), "")
         return {name: found[name] or {} for name in work}
+
+    def runs(self, names: Iterable[str], count: int, work: Callable[[str, int], Results]) -> dict[str, Results]:
+        """Do ``work(name, seed)`` for every name and run; run i of all names has the same seed.
+
+        Returns what was found by name, with the run as the last axis. The pieces are called "NAME, run i".
+        """
+        pairs = [(i, name) for i in range(count) for name in names]
+        todo = {f"{name}, run {i}": partial(work, name, self.named_seed(f"run {i}")) for i, name in pairs}
+        return side_by_side(self.pieces(todo))
 
     def named_seed(self, name: str) -> int:
         """A seed of 31 bits that belongs to this name, this study and the seed of the run."""
@@ -194,6 +204,19 @@ class Lab:
             aside = set_aside(path)
             note(f"{path} is damaged ({error}): it is {aside.name} now, and the piece is done again")
             return None
+
+
+def side_by_side(results: Results) -> dict[str, Results]:
+    """What pieces called "method, run i" found, by method, with the run as the last axis.
+
+    >>> found = side_by_side({"a, run 0": {"loss": np.zeros(3)}, "a, run 1": {"loss": np.ones(3)}})
+    >>> found["a"]["loss"].shape
+    (3, 2)
+    """
+    runs: dict[str, list[Results]] = {}
+    for name, found in results.items():
+        runs.setdefault(name.rpartition(", run ")[0], []).append(found)
+    return {method: {key: np.stack([one[key] for one in many], -1) for key in many[0]} for method, many in runs.items()}
 
 
 def digest(config: Any) -> str:

@@ -8,13 +8,12 @@ parameter can negatively affect the results".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tether_studies import temperatures
-from tether_studies.judges import less, more, plus_minus
+from tether_studies.judges import less, more
 from tether_studies.lab import Lab
 from tether_studies.planar import Task
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-3.1",
@@ -23,8 +22,6 @@ STUDY = Study(
     notes="The figure has one run for each temperature. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ) "
     "with t in (0, 1), a would only stretch the axis.",
 )
-
-
 SHOWN = (1e-8, 1e-7, 1e-6, 1e-5)
 BEYOND = (1e-4, 1e-3, 1e-2)
 ALL = SHOWN + BEYOND
@@ -43,32 +40,28 @@ def task(config: Config) -> Task:
 
 
 def run(config: Config, lab: Lab) -> Results:
-    """All temperatures at once."""
     return temperatures.sweep(lab, task(config), "langevin", ALL, config.steps, config.runs, lr=0.4, friction=10.0)
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    at = temperatures.accuracies(results, ALL)
-    cold, warm, hot = at[SHOWN[0]], at[SHOWN[-1]], at[BEYOND[-1]]
-    return [
-        Claim(
-            "the test accuracy improves as the temperature is raised from 1e-8 to 1e-5",
-            "Figure 3.1: substantially, from panel to panel",
-            ", ".join(f"{plus_minus(at[τ])} % at {τ:.0e}" for τ in SHOWN),
-            *more(warm, cold),
-        ),
-        Claim(
-            "further increases can negatively affect the results: there is a best temperature",
-            "in words: a 'Goldilocks' region",
-            ", ".join(f"{plus_minus(at[τ])} % at {τ:.0e}" for τ in (SHOWN[-1], *BEYOND)),
-            *less(hot, warm),
-        ),
-    ]
+def claims(results: Results, config: Config) -> Claims:
+    found = temperatures.accuracies(results, ALL)
+    yield Claim(
+        "the test accuracy improves as the temperature is raised from 1e-8 to 1e-5",
+        "Figure 3.1: substantially, from panel to panel",
+        temperatures.told(found, SHOWN),
+        *more(found[SHOWN[-1]], found[SHOWN[0]]),
+    )
+    yield Claim(
+        "further increases can negatively affect the results: there is a best temperature",
+        "in words: a 'Goldilocks' region",
+        temperatures.told(found, (SHOWN[-1], *BEYOND)),
+        *less(found[BEYOND[-1]], found[SHOWN[-1]]),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
     return [temperatures.table(results, ALL)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     return temperatures.draw(results, ALL, SHOWN, task(config), "Langevin dynamics, sine against cosine (Figure 3.1)")

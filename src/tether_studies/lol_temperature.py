@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tether_studies import temperatures
-from tether_studies.judges import every, less, more, plus_minus
+from tether_studies.judges import every, less, more
 from tether_studies.lab import Lab
-from tether_studies.planar import Task
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.planar import ACCURACY, Task
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-3.17",
@@ -21,8 +20,6 @@ STUDY = Study(
     notes="The figure has one run for each temperature and does not give the data: 1000 points, 20 at a time, and "
     "torch's own start are taken here, as elsewhere in section 3.6.",
 )
-
-
 ALL = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 COLD, BEST, WARMER, HOT, HOTTEST = 1e-8, 1e-5, 1e-4, 1e-3, 1e-2
 
@@ -39,45 +36,42 @@ def task(config: Config) -> Task:
 
 
 def run(config: Config, lab: Lab) -> Results:
-    """All temperatures at once."""
     return temperatures.sweep(lab, task(config), "lol", ALL, config.steps, config.runs, lr=0.8, friction=1.0)
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    at = temperatures.accuracies(results, ALL)
-    peak = max(ALL, key=lambda τ: at[τ].mean())
-    return [
-        Claim(
-            "performance increases with the temperature up to τ = 1e-5",
-            "Figure 3.17: increases until 0.00001",
-            ", ".join(f"{plus_minus(at[τ])} % at {τ:.0e}" for τ in ALL[:4]),
-            *more(at[BEST], at[COLD]),
-        ),
-        Claim(
-            "after which it begins to decrease",
-            "Figure 3.17, in words",
-            f"{plus_minus(at[BEST])} % at {BEST:.0e}, {plus_minus(at[WARMER])} % at {WARMER:.0e}",
-            *less(at[WARMER], at[BEST]),
-        ),
-        Claim(
-            "at τ = 0.001 the method is unusable",
-            "Figure 3.17, in words; taken here as at least 20 points below the best",
-            f"{plus_minus(at[HOT])} %",
-            *less(at[HOT], at[BEST], by=20.0),
-        ),
-        Claim(
-            "there is a band of temperatures in which LOL performs better, wherever it lies",
-            "section 3.6: more accurate at modest temperatures",
-            ", ".join(f"{plus_minus(at[τ])} % at {τ:.0e}" for τ in (COLD, peak, HOTTEST)),
-            *every({"than cold": more(at[peak], at[COLD]), "than hot": more(at[peak], at[HOTTEST])}),
-        ),
-    ]
+def claims(results: Results, config: Config) -> Claims:
+    found = temperatures.accuracies(results, ALL)
+    peak = max(ALL, key=lambda τ: found[τ].mean())
+    yield Claim(
+        "performance increases with the temperature up to τ = 1e-5",
+        "Figure 3.17: increases until 0.00001",
+        temperatures.told(found, ALL[:4]),
+        *more(found[BEST], found[COLD]),
+    )
+    yield Claim(
+        "after which it begins to decrease",
+        "Figure 3.17, in words",
+        temperatures.told(found, (BEST, WARMER)),
+        *less(found[WARMER], found[BEST]),
+    )
+    yield Claim(
+        "at τ = 0.001 the method is unusable",
+        "Figure 3.17, in words; taken here as at least 20 points below the best",
+        f"{ACCURACY.text(found[HOT])} %",
+        *less(found[HOT], found[BEST], by=20.0),
+    )
+    yield Claim(
+        "there is a band of temperatures in which LOL performs better, wherever it lies",
+        "section 3.6: more accurate at modest temperatures",
+        temperatures.told(found, (COLD, peak, HOTTEST)),
+        *every({"than cold": more(found[peak], found[COLD]), "than hot": more(found[peak], found[HOTTEST])}),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
     return [temperatures.table(results, ALL)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     shown = (COLD, BEST, WARMER, HOT)
     return temperatures.draw(results, ALL, shown, task(config), "LOL on the four-turn spiral (Figure 3.17)")

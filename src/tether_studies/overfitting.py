@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from tether_studies.drawing import subplots
+from tether_studies.drawing import draw_curves, subplots
 from tether_studies.judges import less, more, plus_minus
 from tether_studies.lab import Lab
-from tether_studies.planar import Recipe, Task, draw_curve, learn
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.planar import Task, learn
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-3.13",
@@ -23,23 +23,12 @@ STUDY = Study(
     "thesis, Figure 3.13",
     notes="Neither the size of the minibatches nor the number of steps is given: 20 points and 80,000 steps are ours.",
 )
-
-
-METHODS: dict[str, Recipe] = {
-    "SGD": ("sgd", {"lr": 0.1}),
-    "Adam": ("Adam", {"lr": 0.005}),
-    "LOL": ("lol", {"lr": 0.1, "friction": 1.0, "temperature": 1e-6}),
-    "AdLaLa": (
-        "adlala",
-        {
-            "lr": 0.1,
-            "temperature": 1e-4,
-            "output_temperature": 1e-8,
-            "friction": 1000.0,
-            "noise": 0.01,
-            "coupling": 0.1,
-        },
-    ),
+WARM = {"temperature": 1e-4, "output_temperature": 1e-8}
+METHODS = {
+    "SGD": recipe("sgd", lr=0.1),
+    "Adam": recipe("Adam", lr=0.005),
+    "LOL": recipe("lol", lr=0.1, friction=1.0, temperature=1e-6),
+    "AdLaLa": recipe("adlala", lr=0.1, friction=1000.0, noise=0.01, coupling=0.1, **WARM),
 }
 
 
@@ -57,11 +46,9 @@ class Config:
 def run(config: Config, lab: Lab) -> Results:
     """Test loss and accuracy over time."""
     task = Task("spiral", {"turns": 2.0, "noise": 0.1}, config.nodes, config.train, config.test, config.batch)
-    seed, work = lab.named_seed("runs"), {}
-    for name, recipe in METHODS.items():
-        settings: dict[str, Any] = {"records": config.records, "checkpoint": lab.checkpoint(name)}
-        work[name] = partial(learn, task, recipe, config.steps, config.runs, seed, **settings)
-    return lab.pieces(work)
+    trained = partial(learn, task, steps=config.steps, runs=config.runs, seed=lab.named_seed("runs"))
+    trained = partial(trained, records=config.records)
+    return lab.pieces({x: partial(trained, recipe=METHODS[x], checkpoint=lab.checkpoint(x)) for x in METHODS})
 
 
 def rise(found: Results) -> np.ndarray:
@@ -70,53 +57,45 @@ def rise(found: Results) -> np.ndarray:
     return loss[-1] - loss[loss.mean(1).argmin()]
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    rises = {name: rise(results[name]) for name in METHODS}
-    loss = {name: results[name]["loss"][:, 0] for name in METHODS}
-    middle = len(results["SGD"]["steps"]) // 2
+def claims(results: Results, config: Config) -> Claims:
+    rises, loss = {name: rise(results[name]) for name in METHODS}, results["SGD"]["loss"][:, 0]
     said = {name: f"{name} {plus_minus(x, 3)}" for name, x in rises.items()}
-    return [
-        Claim(
-            "SGD overfits: after a certain time its test loss increases",
-            "Figure 3.13: monotonically",
-            f"by {plus_minus(rises['SGD'], 3)} since its lowest, {plus_minus(loss['SGD'].min(0), 3)}",
-            *more(loss["SGD"][-1], loss["SGD"][middle]),
-        ),
-        Claim(
-            "LOL does not: its test loss rises less than SGD's, if at all",
-            "Figure 3.13: no such behaviour with γ₁ = 1",
-            f"rise since the lowest: {said['LOL']}, {said['SGD']}",
-            *less(rises["LOL"], rises["SGD"]),
-        ),
-        Claim(
-            "nor does AdLaLa, with careful parameters",
-            "Figure 3.13: no such behaviour with γ = 1000",
-            f"rise since the lowest: {said['AdLaLa']}, {said['SGD']}",
-            *less(rises["AdLaLa"], rises["SGD"]),
-        ),
-    ]
+    yield Claim(
+        "SGD overfits: after a certain time its test loss increases",
+        "Figure 3.13: monotonically",
+        f"by {plus_minus(rises['SGD'], 3)} since its lowest, {plus_minus(loss.min(0), 3)}",
+        *more(loss[-1], loss[len(loss) // 2]),
+    )
+    yield Claim(
+        "LOL does not: its test loss rises less than SGD's, if at all",
+        "Figure 3.13: no such behaviour with γ₁ = 1",
+        f"rise since the lowest: {said['LOL']}, {said['SGD']}",
+        *less(rises["LOL"], rises["SGD"]),
+    )
+    yield Claim(
+        "nor does AdLaLa, with careful parameters",
+        "Figure 3.13: no such behaviour with γ = 1000",
+        f"rise since the lowest: {said['AdLaLa']}, {said['SGD']}",
+        *less(rises["AdLaLa"], rises["SGD"]),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
     rows = []
-    for name in METHODS:
-        loss, accuracy = results[name]["loss"][:, 0], results[name]["accuracy"][:, 0]
+    for name, found in results.items():
+        loss, accuracy = found["loss"][:, 0], found["accuracy"][:, 0]
         lowest = int(loss.mean(1).argmin())
-        rows.append(
-            [name, plus_minus(loss[lowest], 3), f"{results[name]['steps'][lowest]:,}", plus_minus(loss[-1], 3),
-             plus_minus(accuracy[-1])]
-        )  # fmt: skip
+        least = [plus_minus(loss[lowest], 3), f"{found['steps'][lowest]:,}"]
+        rows.append([name, *least, plus_minus(loss[-1], 3), plus_minus(accuracy[-1])])
     head = ["method", "lowest test loss", "at step", "test loss in the end", "test accuracy % in the end"]
     return [Table(head, rows, f"{config.runs} runs of {config.steps:,} steps")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, (top, bottom) = subplots(2, 1, figsize=(6.4, 6.8), sharex=True)
-    for name in METHODS:
-        found = results[name]
-        draw_curve(top, found["steps"], found["loss"][:, 0], name)
-        draw_curve(bottom, found["steps"], found["accuracy"][:, 0], name)
+    draw_curves(top, results, "loss")
+    draw_curves(bottom, results, "accuracy")
     top.set(ylabel="test loss", title=f"Two turns, c = 0.1, {config.train} points to train on (Figure 3.13)")
     bottom.set(xlabel="steps", ylabel="test accuracy %")
-    bottom.legend(frameon=False)
+    bottom.legend()
     return {"overfitting": figure}

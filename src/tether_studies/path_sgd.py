@@ -1,4 +1,4 @@
-"""Path-SGD beside SGD and AdaGrad from balanced and unbalanced starts, after the experiment of the slides (Path-SGD slides).
+"""Path-SGD beside SGD and AdaGrad from balanced and unbalanced starts, after the experiment of the Path-SGD slides.
 
 Two hidden layers of ReLU nodes, batch 100, with and without dropout of one half after each. The unbalanced start
 computes the same function as the balanced one: each hidden node has its incoming weights multiplied and its outgoing
@@ -26,8 +26,7 @@ import tether
 from tether.train import Minibatches
 from tether_studies.drawing import subplots
 from tether_studies.judges import every, less, plus_minus, yes
-from tether_studies.lab import Lab
-from tether_studies.side_by_side import side_by_side
+from tether_studies.lab import Lab, side_by_side
 from tether_studies.study import Claim, Results, Study, Table, at
 
 STUDY = Study(

@@ -18,16 +18,32 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
+from tether_studies.quantities import Quantity, at_end
+from tether_studies.recipes import Recipe
 from tether_studies.study import Results
 
 __all__ = [
-    *("Recipe", "Sets", "Task", "classifier", "draw_classifier", "draw_curve", "learn", "optimizer", "outputs"),
-    *("plus_minus", "scores", "tiled", "tiled_sets", "train"),
+    "ACCURACY",
+    "BEST",
+    "LOSS",
+    "WORST",
+    "Sets",
+    "Task",
+    "classifier",
+    "draw_classifier",
+    "each",
+    "learn",
+    "starts",
 ]
 
-Recipe = tuple[str, Mapping[str, Any]]  # a function of tether.methods or a class of torch.optim, and its settings
 Sets = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Watch = Callable[[int, tether.Replicas], Mapping[str, torch.Tensor]]
+COLOURS = ("#1f5fa8", "#c2452d")  # of the classes
+
+ACCURACY = at_end("accuracy", "test accuracy %", unit=" %")
+LOSS = at_end("loss", "test loss", 3)
+WORST = Quantity("worst", ACCURACY.take, show=lambda x: round(float(x.min()), 1))
+BEST = Quantity("best", ACCURACY.take, show=lambda x: round(float(x.max()), 1))
 
 
 @dataclass(frozen=True)
@@ -51,14 +67,15 @@ class Task:
                     parameter.normal_(0, self.spread) if name.endswith("weight") else parameter.zero_()
         return net
 
-    def sets(self, runs: int, seed: int) -> Sets:
-        """Points to train on and their classes, points to test with and theirs, for each run."""
+    def sets(self, runs: int, seed: int, cells: int = 1) -> Sets:
+        """Points to train on and their classes, points to test with and theirs, for each run; again for every cell."""
         make = getattr(tether.data, self.kind)
         found = []
         for count, offset in ((self.train, 0), (self.test, 1)):
             pairs = [make(count, **self.options, seed=seed + 2 * i + offset) for i in range(runs)]
             found += [torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]).float().unsqueeze(-1)]
-        return found[0], found[1], found[2], found[3]
+        x, y, x_test, y_test = (values.repeat(cells, 1, 1) for values in found)
+        return x, y, x_test, y_test
 
     @property
     def frame(self) -> tuple[float, float, float, float]:
@@ -69,12 +86,21 @@ class Task:
         return (-0.02 * width, 1.02 * width, -1.2, 1.2)
 
 
-def optimizer(recipe: Recipe, nets: tether.Replicas, seed: int) -> torch.optim.Optimizer:
-    """The optimizer of a recipe; its noise is named by the seed."""
-    name, settings = recipe
-    if hasattr(tether.methods, name):
-        return getattr(tether.methods, name)(nets, seed=seed, **settings)
-    return getattr(torch.optim, name)(nets.parameters(), **settings)
+def each(values: Sequence[float], runs: int) -> torch.Tensor:
+    """A setting for every replica: the runs of a cell stand side by side."""
+    return torch.tensor(values).repeat_interleave(runs)
+
+
+def starts(task: Task, runs: int, seed: int, cells: int = 1) -> tether.Replicas:
+    """Networks of this seed, the same ones again for every cell."""
+    nets = tether.Replicas(task.network, runs, seed=seed)
+    if cells == 1:
+        return nets
+    many = tether.Replicas(task.network, cells * runs)
+    with torch.no_grad():
+        for p, start in zip(many.parameters(), nets.parameters(), strict=True):
+            p.copy_(start.repeat(cells, *(1,) * (start.dim() - 1)))
+    return many
 
 
 def learn(
@@ -85,82 +111,46 @@ def learn(
     seed: int,
     *,
     cells: int = 1,
-    **options: Any,
-) -> Results:
-    """Train some runs of every cell; the test loss and accuracy over time, as records × cells × runs.
-
-    Args:
-        task: data and network.
-        recipe: the method; a setting may be a tensor with a value for each of the ``cells * runs`` replicas, the runs
-            of a cell side by side.
-        steps: how many.
-        runs: how many of each cell; run i of every cell has the same data and the same start.
-        seed: of data, starts, minibatches and noise.
-        cells: settings of the method that are tried at once.
-        options: of `train`.
-    """
-    nets = tether.Replicas(task.network, runs, seed=seed)
-    sets = task.sets(runs, seed)
-    if cells > 1:
-        nets, sets = tiled(nets, task, cells), tiled_sets(sets, cells)
-    return train(nets, task, recipe, sets, steps, runs, seed, **options)
-
-
-def train(
-    nets: tether.Replicas,
-    task: Task,
-    recipe: Recipe,
-    sets: Sets,
-    steps: int,
-    runs: int,
-    seed: int,
-    *,
+    nets: tether.Replicas | None = None,
+    sets: Sets | None = None,
     records: int | Sequence[int] = 1,
     watch: Watch | None = None,
     portraits: bool = False,
     checkpoint: Path | None = None,
 ) -> Results:
-    """Train replicas that are there already; see `learn`.
+    """Train some runs of every cell; the test loss and accuracy over time, as records × cells × runs.
 
     Args:
-        nets: what to train; also `task`, `recipe`, `sets`, `steps`, `runs` and `seed` as there.
+        task: data and network.
+        recipe: the method; a setting may be a tensor with a value for each of the ``cells * runs`` replicas (`each`).
+        steps: how many.
+        runs: how many of each cell; run i of every cell has the same data and the same start.
+        seed: of data, starts, minibatches and noise.
+        cells: settings of the method that are tried at once.
+        nets: networks that are there already, in place of those of the seed.
+        sets: their data, in place of those of the seed.
         records: how often to test, evenly spaced, or after which steps; the end is always one.
         watch: further things to record, ``watch(step, nets)``.
         portraits: also the classifier of the median run of every cell, with that run's test points.
         checkpoint: where to keep what is done so far.
     """
-    x, y, x_test, y_test = sets
-    every = max(1, steps // records) if isinstance(records, int) else math.gcd(*records)
+    trained = starts(task, runs, seed, cells) if nets is None else nets
+    x, y, x_test, y_test = sets = sets or task.sets(runs, seed, cells)
+    often = max(1, steps // records) if isinstance(records, int) else math.gcd(*records)
 
     def record(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, Any]:
         if not isinstance(records, int) and step not in records and step != steps:
             return {}
-        found = {"steps": step, **scores(nets, x_test, y_test)}
-        return {**found, **(watch(step, nets) if watch is not None else {})}
+        found = {"steps": step, **scores(trained, x_test, y_test)}
+        return {**found, **(watch(step, trained) if watch is not None else {})}
 
-    opt = optimizer(recipe, nets, seed)
+    opt = recipe(trained, seed)
     settings: dict[str, Any] = {"each": True, "seed": seed, "checkpoint": checkpoint, "progress": False}
-    log = tether.train(nets, opt, (x, y), bce, steps, task.batch, every, [record], **settings)
+    log = tether.train(trained, opt, (x, y), bce, steps, task.batch, often, [record], **settings)
     results: Results = {"stopped": len(log.stopped), **log.metrics}
     for name in ("loss", "accuracy"):
         results[name] = results[name].view(len(results["steps"]), -1, runs)
-    if portraits:
-        results |= portraits_of(nets, task, sets, results["accuracy"][-1])
-    return results
-
-
-def tiled(nets: tether.Replicas, task: Task, cells: int) -> tether.Replicas:
-    """The same starts again for every cell."""
-    many = tether.Replicas(task.network, cells * len(nets))
-    with torch.no_grad():
-        for p, start in zip(many.parameters(), nets.parameters(), strict=True):
-            p.copy_(start.repeat(cells, *(1,) * (start.dim() - 1)))
-    return many
-
-
-def tiled_sets(sets: Sets, cells: int) -> Sets:
-    x, y, x_test, y_test = (values.repeat(cells, 1, 1) for values in sets)
-    return x, y, x_test, y_test
+    return results | (portraits_of(trained, task, sets, results["accuracy"][-1]) if portraits else {})
 
 
 @torch.no_grad()
@@ -204,18 +194,8 @@ def classifier(net: nn.Module, frame: tuple[float, float, float, float], size: i
     return logits.sigmoid().view(size, size).half()
 
 
-def draw_curve(axis: Any, steps: np.ndarray, values: np.ndarray, label: str, **style: Any) -> None:
-    """The mean of some runs over time (records × runs), with its standard error as a band."""
-    mean, error = values.mean(1), values.std(1, ddof=1) / math.sqrt(values.shape[1])
-    (line,) = axis.plot(steps, mean, label=label, lw=1.3, **style)
-    axis.fill_between(steps, mean - error, mean + error, color=line.get_color(), alpha=0.2, lw=0)
-
-
-COLOURS = ("#1f5fa8", "#c2452d")
-
-
 def draw_classifier(axis: Any, field: np.ndarray, task: Task, x: np.ndarray, y: np.ndarray, title: str) -> None:
-    """A shade for the probability of class 1, its boundary, and points of both classes."""
+    """Draw a shade for the probability of class 1, its boundary, and points of both classes."""
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("classes", ["#8db5de", "#f8f7f4", "#eeab99"])

@@ -21,9 +21,8 @@ from torch.nn.functional import avg_pool2d, cross_entropy, pad
 import tether
 from tether_studies.drawing import subplots
 from tether_studies.judges import less, mean_error, more
-from tether_studies.lab import Lab
+from tether_studies.lab import Lab, side_by_side
 from tether_studies.pictures import pictures
-from tether_studies.side_by_side import side_by_side
 from tether_studies.study import Claim, Results, Study, Table, at
 
 STUDY = Study(

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from tether_studies.drawing import subplots
-from tether_studies.judges import every, less, mean_error, more, plus_minus
+from tether_studies.judges import every, less, more, plus_minus
 from tether_studies.lab import Lab
-from tether_studies.planar import Recipe, Task, learn
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.planar import ACCURACY, BEST, WORST, Task, learn
+from tether_studies.quantities import Quantity, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
+from tether_studies.weights import adlala
 
 STUDY = Study(
     "fig-3.14",
@@ -24,21 +26,16 @@ STUDY = Study(
     "thesis, Figure 3.14",
     notes="The number of steps is not given: 10,000, as in Figure 3.8. Biases start at 0 with the Gaussian weights.",
 )
-
-
-ADAM: Recipe = ("Adam", {"lr": 0.005})
-ADLALA: Recipe = ("adlala", {"lr": 0.25, "temperature": 1e-4, "friction": 0.5, "noise": 0.01, "coupling": 0.1})
-GAUSSIAN = 0.01
-RUNS: dict[str, tuple[Recipe, float | None, str]] = {  # method, start, colour as in the figure
-    "SGD": (("sgd", {"lr": 0.25}), GAUSSIAN, "#c0392b"),
+ADAM, ADLALA, GAUSSIAN = recipe("Adam", lr=0.005), adlala(friction=0.5), 0.01
+RUNS = {  # method, start, colour as in the figure
+    "SGD": (recipe("sgd", lr=0.25), GAUSSIAN, "#c0392b"),
     "Adam": (ADAM, GAUSSIAN, "#1f3a93"),
     "Adam, torch's start": (ADAM, None, "#5dade2"),
-    "LOL": (("lol", {"lr": 0.25, "friction": 0.01, "temperature": 1e-3}), GAUSSIAN, "#d4ac0d"),
+    "LOL": (recipe("lol", lr=0.25, friction=0.01, temperature=1e-3), GAUSSIAN, "#d4ac0d"),
     "AdLaLa": (ADLALA, GAUSSIAN, "#7d3c98"),
     "AdLaLa, torch's start": (ADLALA, None, "#239b56"),
 }
-OTHERS = ("SGD", "Adam", "Adam, torch's start")
-OURS = ("LOL", "AdLaLa", "AdLaLa, torch's start")
+OTHERS, OURS = tuple(RUNS)[:3], tuple(RUNS)[3:]
 
 
 @dataclass(frozen=True)
@@ -51,64 +48,51 @@ class Config:
 def run(config: Config, lab: Lab) -> Results:
     """Test accuracies over time."""
     seed, work = lab.named_seed("runs"), {}
-    for name, (recipe, start, _) in RUNS.items():
+    for name, (made, start, _) in RUNS.items():
         task = Task("spiral", {"turns": 2.0}, nodes=20, train=500, batch=10, spread=start)
-        work[name] = partial(learn, task, recipe, config.steps, config.runs, seed, records=config.records)
+        work[name] = partial(learn, task, made, config.steps, config.runs, seed, records=config.records)
     return lab.pieces(work)
 
 
-def deviations(results: Results, name: str) -> np.ndarray:
+def deviations(found: Results) -> np.ndarray:
     """Squared deviations from the mean in the end: their mean is the variance, their error that of the variance."""
-    x = results[name]["accuracy"][-1, 0]
+    x = ACCURACY.take(found)
     return (x - x.mean()) ** 2 * len(x) / max(len(x) - 1, 1)
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    of = {name: results[name]["accuracy"][-1, 0] for name in RUNS}
-    squares = {name: deviations(results, name) for name in RUNS}
-    found = []
-    for ours in (("LOL",), ("AdLaLa", "AdLaLa, torch's start")):
-        judged = {f"{a} < {b}": less(squares[a], squares[b]) for a in ours for b in OTHERS}
-        found.append(
-            Claim(
-                f"{ours[0]} has a much lower variance of its test accuracy than Adam and SGD",
-                "Figure 3.14: much lower",
-                "variance in the end: " + ", ".join(f"{n} {squares[n].mean():.1f}" for n in (*ours, *OTHERS)),
-                *every(judged),
-            )
+VARIANCE = Quantity("variance", deviations)
+
+
+def claims(results: Results, config: Config) -> Claims:
+    of, squares = ACCURACY.of(results), VARIANCE.of(results)
+    for ours in (OURS[:1], OURS[1:]):
+        yield Claim(
+            f"{ours[0]} has a much lower variance of its test accuracy than Adam and SGD",
+            "Figure 3.14: much lower",
+            "variance in the end: " + ", ".join(f"{n} {squares[n].mean():.1f}" for n in (*ours, *OTHERS)),
+            *every({f"{a} < {b}": less(squares[a], squares[b]) for a in ours for b in OTHERS}),
         )
-    adam = of["Adam, torch's start"] - of["Adam"]
-    adlala = of["AdLaLa, torch's start"] - of["AdLaLa"]
-    return [
-        *found,
-        Claim(
-            "Adam depends on the start, AdLaLa less so",
-            "Figure 3.14: highly dependent, and less sensitive",
-            f"torch's start minus 0.01 N(0, 1): Adam {plus_minus(adam)}, AdLaLa {plus_minus(adlala)} points",
-            *more(np.sign(adam.mean()) * adam, np.sign(adlala.mean()) * adlala),
-        ),
-        Claim(
-            "LOL and AdLaLa are more accurate on average",
-            "Figure 3.14, bottom (a picture, no numbers in the text)",
-            ", ".join(f"{name} {plus_minus(of[name])} %" for name in RUNS),
-            *every({f"{a} > {b}": more(of[a], of[b]) for a in OURS for b in OTHERS}),
-        ),
-    ]
+    adam, adlala = (of[f"{name}, torch's start"] - of[name] for name in ("Adam", "AdLaLa"))
+    yield Claim(
+        "Adam depends on the start, AdLaLa less so",
+        "Figure 3.14: highly dependent, and less sensitive",
+        f"torch's start minus 0.01 N(0, 1): Adam {plus_minus(adam)}, AdLaLa {plus_minus(adlala)} points",
+        *more(np.sign(adam.mean()) * adam, np.sign(adlala.mean()) * adlala),
+    )
+    yield Claim(
+        "LOL and AdLaLa are more accurate on average",
+        "Figure 3.14, bottom (a picture, no numbers in the text)",
+        ACCURACY.listed(results),
+        *every({f"{a} > {b}": more(of[a], of[b]) for a in OURS for b in OTHERS}),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = []
-    for name in RUNS:
-        x = results[name]["accuracy"][-1, 0]
-        variance, error = mean_error(deviations(results, name))
-        rows.append(
-            [name, plus_minus(x), f"{variance:.1f} ± {error:.1f}", round(float(x.min()), 1), round(float(x.max()), 1)]
-        )
-    head = ["method", "test accuracy %", "variance", "worst", "best"]
-    return [Table(head, rows, f"{config.runs} runs of {config.steps:,} steps")]
+    caption = f"{config.runs} runs of {config.steps:,} steps"
+    return [tabulated("method", results, [ACCURACY, VARIANCE, WORST, BEST], caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, (top, bottom) = subplots(2, 1, figsize=(6.4, 7), sharex=True)
     for name, (_, _, colour) in RUNS.items():
         steps, x = results[name]["steps"], results[name]["accuracy"][:, 0]
@@ -116,5 +100,5 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         bottom.plot(steps, x.mean(1), color=colour)
     top.set(ylabel="variance of the test accuracy, %²", title=f"Two-turn spiral, {config.runs} runs (Figure 3.14)")
     bottom.set(xlabel="steps", ylabel="mean test accuracy %")
-    top.legend(frameon=False, fontsize=9, ncols=2)
+    top.legend(ncols=2)
     return {"variance": figure}

@@ -22,9 +22,8 @@ import tether
 from tether_studies import fine_tuning
 from tether_studies.fine_tuning import Method, Task, multirate, no_loss, pieces, sgd, speed, table
 from tether_studies.judges import more, plus_minus
-from tether_studies.lab import Lab
+from tether_studies.lab import Lab, side_by_side
 from tether_studies.needs import folder_of
-from tether_studies.side_by_side import side_by_side
 from tether_studies.study import Claim, Results, Study, Table, at
 
 STUDY = Study(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -12,14 +12,18 @@ from tether_studies.fields import fitted, mistake
 if TYPE_CHECKING:
     from tether_studies.lab import Lab
 
-__all__ = ["Claim", "Results", "Study", "Table", "at"]
+__all__ = ["Claim", "Claims", "Figures", "Results", "Study", "Table", "at"]
 
 Results = dict[str, Any]
+Figures = dict[str, Any]
 T = TypeVar("T")
 
 
 def at(default: T, **scales: Any) -> T:
-    """Declare a field whose value depends on the scale, as in ``runs: int = at(4, quick=2, full=20)``."""
+    """Declare a field of a config whose value depends on the scale.
+
+    ``runs: int = at(4, quick=2, full=20)`` is 4, but 2 in a quick run and 20 at the paper's scale.
+    """
     return field(default=default, metadata=scales)  # type: ignore[no-any-return, call-overload]
 
 
@@ -33,6 +37,9 @@ class Claim:
     verdict: str
     evidence: str = ""  # the statistics behind the verdict
     source: str = ""
+
+
+Claims = Iterator[Claim]
 
 
 @dataclass(frozen=True)

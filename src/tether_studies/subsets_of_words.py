@@ -18,9 +18,8 @@ from torch import nn
 import tether
 from tether_studies.drawing import subplots
 from tether_studies.judges import less, plus_minus
-from tether_studies.lab import Lab
+from tether_studies.lab import Lab, side_by_side
 from tether_studies.language import Rows, Transformer, mean_loss, read, tested
-from tether_studies.side_by_side import side_by_side
 from tether_studies.study import Claim, Results, Study, Table, at
 
 STUDY = Study(

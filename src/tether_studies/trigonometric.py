@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tether_studies.drawing import subplots
+from tether_studies.drawing import draw_curves, subplots
 from tether_studies.judges import UNDECIDED, every, less, more, near, plus_minus
 from tether_studies.lab import Lab
-from tether_studies.planar import Recipe, Task, draw_curve, learn
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.planar import LOSS, Task, learn
+from tether_studies.quantities import Quantity, listed, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-3.11",
@@ -26,24 +28,13 @@ STUDY = Study(
     "with t in (0, 1), a would only stretch the axis, and there would be a single crossing whatever a is; then Adam is "
     "above 90 % within the first 500 steps (--set printed=True).",
 )
-
-
-LOL: Recipe = ("lol", {"lr": 0.1, "friction": 0.01, "temperature": 1e-3})
-ADLALA = {"temperature": 1e-4, "noise": 0.001, "coupling": 0.1}
-THREE: dict[str, Recipe] = {
-    "LOL": LOL,
-    "AdLaLa": ("adlala", {"lr": 0.2, "friction": 10.0, **ADLALA}),
-    "Adam h=0.005": ("Adam", {"lr": 0.005}),
-    "Adam h=0.01": ("Adam", {"lr": 0.01}),
-    "Adam h=0.02": ("Adam", {"lr": 0.02}),
-}
-FIVE: dict[str, Recipe] = {
-    "LOL": LOL,
-    "AdLaLa": ("adlala", {"lr": 0.1, "friction": 5.0, **ADLALA}),
-    "Adam h=0.005": ("Adam", {"lr": 0.005}),
-    "Adam h=0.01": ("Adam", {"lr": 0.01}),
-    "SGLD": ("sgld", {"lr": 0.1, "noise": 0.01}),
-}
+LOL = recipe("lol", lr=0.1, friction=0.01, temperature=1e-3)
+ADAM = {f"Adam h={h}": recipe("Adam", lr=h) for h in (0.005, 0.01, 0.02)}
+WARM: dict[str, Any] = {"temperature": 1e-4, "noise": 0.001, "coupling": 0.1}
+THREE = {"LOL": LOL, "AdLaLa": recipe("adlala", lr=0.2, friction=10.0, **WARM), **ADAM}
+FIVE = {"LOL": LOL, "AdLaLa": recipe("adlala", lr=0.1, friction=5.0, **WARM), **ADAM}
+FIVE["SGLD"] = recipe("sgld", lr=0.1, noise=0.01)
+del FIVE["Adam h=0.02"]
 ENOUGH = 90.0
 
 
@@ -64,10 +55,10 @@ def run(config: Config, lab: Lab) -> Results:
         # (3.33) has cos(btπ); only with cos(b x₁ π), x₁ = at, does a larger a give "more crossings", as the text says
         frequency = 1.0 if config.printed else float(a)
         task = Task("trig", {"scale": float(a), "frequency": frequency}, config.nodes, batch=50)
-        for name, recipe in methods.items():
+        for name, made in methods.items():
             piece = f"a = {a}, {name}"
-            settings: dict[str, Any] = {"records": config.records, "checkpoint": lab.checkpoint(piece)}
-            work[piece] = partial(learn, task, recipe, steps, config.runs, seed, **settings)
+            trained = partial(learn, task, made, steps, config.runs, seed, records=config.records)
+            work[piece] = partial(trained, checkpoint=lab.checkpoint(piece))
     return lab.pieces(work)
 
 
@@ -84,67 +75,66 @@ def never(found: Results, accuracy: float = ENOUGH) -> int:
 
 def final(found: Results) -> np.ndarray:
     """The mean accuracy of each run over the last tenth of the time."""
-    tail = max(1, len(found["steps"]) // 10)
-    return found["accuracy"][-tail:, 0].mean(0)
+    return found["accuracy"][-max(1, len(found["steps"]) // 10) :, 0].mean(0)
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def said(found: Results) -> str:
+    """When the runs had enough, and how many never had."""
+    return plus_minus(first_time(found), 0) + (f" ({never(found)} never)" if never(found) else "")
+
+
+TIME = Quantity(f"steps to {ENOUGH:.0f} %", lambda found: found, show=said)
+FINAL = Quantity("test accuracy %, last tenth", final, unit=" %")
+
+
+def claims(results: Results, config: Config) -> Claims:
     times = {name: first_time(results[f"a = 6, {name}"]) for name in THREE}
-    adams = [name for name in THREE if name.startswith("Adam")]
-    quickest = min(adams, key=lambda name: times[name].mean())
+    quickest = min(ADAM, key=lambda name: times[name].mean())
+    yield Claim(
+        "three periods: LOL and AdLaLa reach 90 % sooner than Adam",
+        "Figure 3.11: outperform Adam in convergence rate",
+        f"steps to 90 %: {listed(times, 0)}",
+        *every({f"{name} < {quickest}": less(times[name], times[quickest]) for name in ("LOL", "AdLaLa")}),
+    )
     ratios = times[quickest] / times["AdLaLa"]
     late = sum(never(results[f"a = 6, {name}"]) for name in (quickest, "AdLaLa"))
-    ends = {name: final(results[f"a = 10, {name}"]) for name in FIVE}
-    best = max((name for name in FIVE if name.startswith("Adam")), key=lambda name: ends[name].mean())
-    peak = max(float(results[f"a = 10, {n}"]["accuracy"][:, 0].mean(1).max()) for n in FIVE if n.startswith("Adam"))
-    return [
-        Claim(
-            "three periods: LOL and AdLaLa reach 90 % sooner than Adam",
-            "Figure 3.11: outperform Adam in convergence rate",
-            "steps to 90 %: " + ", ".join(f"{name} {plus_minus(x, 0)}" for name, x in times.items()),
-            *every({f"{name} < {quickest}": less(times[name], times[quickest]) for name in ("LOL", "AdLaLa")}),
-        ),
-        Claim(
-            "at its best step size Adam takes almost three times as long as AdLaLa",
-            "almost three times, h = 0.01",
-            f"{plus_minus(ratios, 2)} times, {quickest.replace('Adam ', '')}",
-            *(near(ratios, 3.0, within=0.5) if not late else (UNDECIDED, f"{late} of these runs never get there")),
-        ),
-        Claim(
-            "five periods: Adam never reaches the accuracy of LOL and AdLaLa",
-            "Figure 3.12: Adam at most 73 % after 100,000 steps",
-            ", ".join(f"{name} {plus_minus(x)} %" for name, x in ends.items()) + f"; Adam's peak {peak:.1f} %",
-            *every({f"{name} > {best}": more(ends[name], ends[best]) for name in ("LOL", "AdLaLa")}),
-        ),
-        Claim(
-            "SGLD cannot compete at all",
-            "Figure 3.12, in words",
-            f"SGLD {plus_minus(ends['SGLD'])} %",
-            *every({f"SGLD < {name}": less(ends["SGLD"], ends[name]) for name in ("LOL", "AdLaLa", best)}),
-        ),
-    ]
+    yield Claim(
+        "at its best step size Adam takes almost three times as long as AdLaLa",
+        "almost three times, h = 0.01",
+        f"{plus_minus(ratios, 2)} times, {quickest.replace('Adam ', '')}",
+        *(near(ratios, 3.0, within=0.5) if not late else (UNDECIDED, f"{late} of these runs never get there")),
+    )
+    five = {name: results[f"a = 10, {name}"] for name in FIVE}
+    ends, adams = FINAL.of(five), [name for name in FIVE if name in ADAM]
+    best = max(adams, key=lambda name: ends[name].mean())
+    peak = max(float(five[name]["accuracy"][:, 0].mean(1).max()) for name in adams)
+    yield Claim(
+        "five periods: Adam never reaches the accuracy of LOL and AdLaLa",
+        "Figure 3.12: Adam at most 73 % after 100,000 steps",
+        f"{FINAL.listed(five)}; Adam's peak {peak:.1f} %",
+        *every({f"{name} > {best}": more(ends[name], ends[best]) for name in ("LOL", "AdLaLa")}),
+    )
+    yield Claim(
+        "SGLD cannot compete at all",
+        "Figure 3.12, in words",
+        FINAL.listed(five, "SGLD"),
+        *every({f"SGLD < {name}": less(ends["SGLD"], ends[name]) for name in ("LOL", "AdLaLa", best)}),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = []
-    for a, methods in ((6, THREE), (10, FIVE)):
-        for name in methods:
-            found = results[f"a = {a}, {name}"]
-            late = never(found)
-            time = plus_minus(first_time(found), 0) + (f" ({late} never)" if late else "")
-            rows.append([a, name, time, plus_minus(final(found)), plus_minus(found["loss"][-1, 0], 3)])
-    head = ["a", "method", f"steps to {ENOUGH:.0f} %", "test accuracy %, last tenth", "test loss, end"]
-    return [Table(head, rows, f"{config.runs} runs")]
+    rows = {(a, name): results[f"a = {a}, {name}"] for a, methods in ((6, THREE), (10, FIVE)) for name in methods}
+    end = Quantity("test loss, end", LOSS.take, LOSS.digits)
+    return [tabulated(["a", "method"], rows, [TIME, FINAL, end], f"{config.runs} runs")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, panels = subplots(2, 2, figsize=(8.4, 6.6), sharex="col")
-    for column, (a, methods, title) in enumerate(((6, THREE, "Figure 3.11"), (10, FIVE, "Figure 3.12"))):
-        for i, name in enumerate(methods):
-            found = results[f"a = {a}, {name}"]
-            for row, what in enumerate(("loss", "accuracy")):
-                draw_curve(panels[row, column], found["steps"], found[what][:, 0], name, color=f"C{i}")
-        panels[0, column].set(title=f"a = {a} ({title})", ylabel="test loss", yscale="log")
-        panels[1, column].set(xlabel="steps", ylabel="test accuracy %")
-        panels[1, column].legend(frameon=False, fontsize=8)
+    for (top, bottom), a, methods, number in zip(panels.T, (6, 10), (THREE, FIVE), ("3.11", "3.12"), strict=True):
+        found = {name: results[f"a = {a}, {name}"] for name in methods}
+        draw_curves(top, found, "loss")
+        draw_curves(bottom, found, "accuracy")
+        top.set(title=f"a = {a} (Figure {number})", ylabel="test loss", yscale="log")
+        bottom.set(xlabel="steps", ylabel="test accuracy %")
+        bottom.legend()
     return {"trigonometric": figure}
