@@ -7,7 +7,6 @@ beside SGD with momentum, with weight decay and without.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -18,10 +17,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
-from tether_studies.drawing import subplots
-from tether_studies.judges import less, mean_error, more
-from tether_studies.lab import Lab, side_by_side
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.digits import perceptron
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import less, more
+from tether_studies.lab import Lab
+from tether_studies.quantities import Quantity, at_end, tabulated
+from tether_studies.recipes import Recipe, recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-4.7",
@@ -31,8 +33,6 @@ STUDY = Study(
     notes="The thesis trains for 400 epochs and has five runs. It does not say how pixels are scaled; divided by 255 "
     "they give its figures for SGD. Bands in the figure are the least and the largest of the runs.",
 )
-
-
 COLA = "c-CoLA-ud"
 BEST = (0.1, 0.8)  # step size and momentum of SGD that the thesis found best
 PUBLISHED: dict[tuple[float, float], tuple[float, ...]] = {  # Table 4.3: accuracy and loss, without decay and with it
@@ -45,7 +45,9 @@ PUBLISHED: dict[tuple[float, float], tuple[float, ...]] = {  # Table 4.3: accura
     (0.05, 0.9): (87.33, 0.837, 86.24, 0.569),
     (0.05, 0.8): (87.27, 0.719, 87.33, 0.511),
 }
-Build = Callable[[nn.Module], torch.optim.Optimizer]
+ACCURACY, LOSS = at_end("accuracy", "test accuracy %", 2, " %"), at_end("loss", "test loss", 3)
+LARGEST = at_end("largest", "largest |output weight|", 3)
+KNOWN = Quantity("training accuracy %", lambda one: one["training accuracy"], show=lambda x: f"{x.mean():.1f}")
 
 
 @dataclass(frozen=True)
@@ -59,52 +61,40 @@ class Config:
     decay: float = 1e-4
 
 
-def run(config: Config, lab: Lab) -> Results:
-    """Run i of every method has the same images, start and minibatches."""
-    methods: dict[str, Build] = {COLA: cola}
-    for h, momentum in config.settings:
-        for decay in (0.0, config.decay):
-            methods[name(h, momentum, decay)] = partial(sgd, h, momentum, decay)
-    return lab.pieces(
-        {
-            f"{method}, run {i}": partial(piece, build, config, lab.named_seed(f"run {i}"))
-            for i in range(config.runs)
-            for method, build in methods.items()
-        }
-    )
-
-
 def name(h: float, momentum: float, decay: float) -> str:
     """Of a setting of SGD."""
     return f"SGD-m h={h:g} mom={momentum:g}" + (f" WD={decay:g}" if decay else "")
 
 
-def cola(net: nn.Module) -> torch.optim.Optimizer:
-    """The circle-constrained method, as published."""
-    return tether.methods.circle_cola_ud(net, lr=0.3, friction=1.0, radius=(0.05, 0.1))
+def methods(config: Config) -> dict[str, Recipe]:
+    made = {COLA: recipe("circle_cola_ud", lr=0.3, friction=1.0, radius=(0.05, 0.1))}
+    for h, momentum in config.settings:
+        for decay in (0.0, config.decay):
+            made[name(h, momentum, decay)] = recipe("SGD", lr=h, momentum=momentum, weight_decay=decay)
+    return made
 
 
-def sgd(h: float, momentum: float, decay: float, net: nn.Module) -> torch.optim.Optimizer:
-    """torch's own."""
-    return torch.optim.SGD(net.parameters(), lr=h, momentum=momentum, weight_decay=decay)
+def run(config: Config, lab: Lab) -> Results:
+    """Run i of every method has the same images, start and minibatches."""
+    return lab.runs(methods(config), config.runs, partial(piece, config))
 
 
-def piece(build: Build, config: Config, seed: int) -> Results:
+def piece(config: Config, method: str, seed: int) -> Results:
     """Train once; test loss, accuracy and the largest output weight at eight times."""
     images, labels = everything()
     shuffled = torch.randperm(60_000, generator=torch.Generator().manual_seed(seed))
     order = torch.cat((shuffled, torch.arange(60_000, 70_000)))
     mine, others = order[: config.images], order[config.images :][: config.tests]
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(784, config.nodes), nn.ReLU(), nn.Linear(config.nodes, 10))
+    net = perceptron(784, config.nodes, 10)
 
     def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, Any]:
         loss, accuracy = tested(net, images, labels, others)
         return {"loss": loss, "accuracy": accuracy, "largest": net.get_parameter("2.weight").detach().abs().max()}
 
     pairs, steps = (images[mine].float() / 255, labels[mine]), config.epochs * -(-config.images // 128)
-    batch, every = min(128, config.images), max(steps // 8, 1)
-    record = tether.train(net, build(net), pairs, cross_entropy, steps, batch, every, [test], seed=seed)
+    batch, every, opt = min(128, config.images), max(steps // 8, 1), methods(config)[method](net, 0)
+    record = tether.train(net, opt, pairs, cross_entropy, steps, batch, every, [test], seed=seed)
     found = {"epochs": np.array(record.steps) * config.epochs / steps, **record.metrics}
     return found | {"training accuracy": tested(net, images, labels, mine)[1]}
 
@@ -124,82 +114,59 @@ def tested(net: nn.Module, images: torch.Tensor, labels: torch.Tensor, which: to
     return float(cross_entropy(logits, labels[which])), 100 * float(right.float().mean())
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    found = side_by_side(results)
-    bounded, free, decayed = (
-        found[m] for m in (COLA, name(*config.settings[0], 0.0), name(*config.settings[0], config.decay))
-    )
+def claims(results: Results, config: Config) -> Claims:
+    free, decayed = (name(*config.settings[0], decay) for decay in (0.0, config.decay))
+    loss, accuracy, largest = LOSS.of(results), ACCURACY.of(results), LARGEST.of(results)
     after = f"after {config.epochs} epochs"
-
-    def end(one: Results, key: str = "loss", digits: int = 3) -> str:
-        mean, error = mean_error(one[key][-1])
-        return f"{mean:.{digits}f} ± {error:.{digits}f}"
-
-    rises = [one["loss"][-1] - one["loss"].min(0) for one in (bounded, free)]
-    return [
-        Claim(
-            "the test loss of bounded weights is lower than that of SGD-m",
-            "Table 4.3: 0.386 against 0.824 after 400 epochs",
-            f"{end(bounded)} against {end(free)} {after}",
-            *less(bounded["loss"][-1], free["loss"][-1], paired=True),
-        ),
-        Claim(
-            "… and than that of SGD-m with weight decay",
-            "Table 4.3: 0.386 against 0.531 after 400 epochs",
-            f"{end(bounded)} against {end(decayed)} {after}",
-            *less(bounded["loss"][-1], decayed["loss"][-1], paired=True),
-        ),
-        Claim(
-            "they show less overfitting",
-            "Figure 4.10: the test loss remains small and stable; in contrast SGD shows clear signs of overfitting",
-            f"test loss in the end above its least by {rises[0].mean():.3f} against {rises[1].mean():.3f}",
-            *less(rises[0], rises[1], paired=True),
-        ),
-        Claim(
-            "their test accuracy is higher",
-            "87.63 ± 0.04 % against 87.39 ± 0.06 % after 400 epochs",
-            f"{end(bounded, 'accuracy', 2)} % against {end(free, 'accuracy', 2)} % {after}",
-            *more(bounded["accuracy"][-1], free["accuracy"][-1], paired=True),
-        ),
-        Claim(
-            "the weights of the output layer stay small",
-            "Figure 4.10: small and stable with constraints, growing without",
-            f"largest |weight| {end(bounded, 'largest')} against {end(free, 'largest')}",
-            *less(bounded["largest"][-1], free["largest"][-1], paired=True),
-        ),
-    ]
+    yield Claim(
+        "the test loss of bounded weights is lower than that of SGD-m",
+        "Table 4.3: 0.386 against 0.824 after 400 epochs",
+        f"{LOSS.text(loss[COLA])} against {LOSS.text(loss[free])} {after}",
+        *less(loss[COLA], loss[free], paired=True),
+    )
+    yield Claim(
+        "… and than that of SGD-m with weight decay",
+        "Table 4.3: 0.386 against 0.531 after 400 epochs",
+        f"{LOSS.text(loss[COLA])} against {LOSS.text(loss[decayed])} {after}",
+        *less(loss[COLA], loss[decayed], paired=True),
+    )
+    rises = [results[method]["loss"][-1] - results[method]["loss"].min(0) for method in (COLA, free)]
+    yield Claim(
+        "they show less overfitting",
+        "Figure 4.10: the test loss remains small and stable; in contrast SGD shows clear signs of overfitting",
+        f"test loss in the end above its least by {rises[0].mean():.3f} against {rises[1].mean():.3f}",
+        *less(rises[0], rises[1], paired=True),
+    )
+    yield Claim(
+        "their test accuracy is higher",
+        "87.63 ± 0.04 % against 87.39 ± 0.06 % after 400 epochs",
+        f"{ACCURACY.text(accuracy[COLA])} % against {ACCURACY.text(accuracy[free])} % {after}",
+        *more(accuracy[COLA], accuracy[free], paired=True),
+    )
+    yield Claim(
+        "the weights of the output layer stay small",
+        "Figure 4.10: small and stable with constraints, growing without",
+        f"largest |weight| {LARGEST.text(largest[COLA])} against {LARGEST.text(largest[free])}",
+        *less(largest[COLA], largest[free], paired=True),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    found = side_by_side(results)
-    rows = []
-    for method, one in found.items():
-        published = "87.63 %, 0.386" if method == COLA else ""
-        for (h, momentum), (accuracy, loss, accuracy_decayed, loss_decayed) in PUBLISHED.items():
-            if method == name(h, momentum, 0.0):
-                published = f"{accuracy} %, {loss}"
-            elif method == name(h, momentum, 1e-4):
-                published = f"{accuracy_decayed} %, {loss_decayed}"
-        numbers = [mean_error(one[key][-1]) for key in ("accuracy", "loss")]
-        text = [
-            f"{mean:.{digits}f} ± {error:.{digits}f}" for (mean, error), digits in zip(numbers, (2, 3), strict=True)
-        ]
-        rows.append([method, *text, f"{one['training accuracy'].mean():.1f}", published])
-    head = ["method", "test accuracy %", "test loss", "training accuracy %", "thesis, 400 epochs"]
-    return [Table(head, rows, f"{config.runs} runs of {config.epochs} epochs, mean ± standard error")]
+    thesis = {COLA: "87.63 %, 0.386"}
+    for setting, (accuracy, loss, accuracy_decayed, loss_decayed) in PUBLISHED.items():
+        thesis[name(*setting, 0.0)] = f"{accuracy} %, {loss}"
+        thesis[name(*setting, 1e-4)] = f"{accuracy_decayed} %, {loss_decayed}"
+    rows = {method: found | {"thesis": thesis.get(method, "")} for method, found in results.items()}
+    published = Quantity("thesis, 400 epochs", lambda one: one["thesis"], show=str)
+    caption = f"{config.runs} runs of {config.epochs} epochs, mean ± standard error"
+    return [tabulated("method", rows, [ACCURACY, LOSS, KNOWN, published], caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, panels = subplots(1, 3, figsize=(9, 3.2))
-    titles = {"loss": "test loss", "accuracy": "test accuracy, %", "largest": "largest |output weight|"}
-    for method, one in side_by_side(results).items():
-        for panel, key in zip(panels, titles, strict=True):
-            values = one[key]
-            (line,) = panel.plot(one["epochs"][:, 0], values.mean(1), label=method)
-            panel.fill_between(
-                one["epochs"][:, 0], values.min(1), values.max(1), color=line.get_color(), alpha=0.2, lw=0
-            )
-    for panel, title in zip(panels, titles.values(), strict=True):
+    titles = {"loss": "test loss", "accuracy": "test accuracy, %", "largest": LARGEST.name}
+    for panel, (key, title) in zip(panels, titles.items(), strict=True):
+        draw_curves(panel, results, key, "epochs", band="range")
         panel.set(title=title, xlabel="epochs")
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].legend()
     return {"fashion": figure}

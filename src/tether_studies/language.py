@@ -8,10 +8,9 @@ with momentum, with weight decay and without; the least validation loss in some 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,10 +18,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
-from tether_studies.drawing import subplots
-from tether_studies.judges import every, less, more, plus_minus
-from tether_studies.lab import Lab, side_by_side
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import every, less, more
+from tether_studies.lab import Lab
+from tether_studies.quantities import Quantity
+from tether_studies.recipes import Recipe, recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "table-4.2",
@@ -51,7 +52,8 @@ PUBLISHED = {  # Tables 4.2 and 4.4
     "SGD h=0.1 mom=0.8 WD": (4.77, 5.02),
     "SGD h=0.1 mom=0.9 WD": (4.77, 5.02),
 }
-Build = Callable[[nn.Module], torch.optim.Optimizer]
+LEAST = Quantity("least validation loss", lambda one: one["validation"].min(0), 3)
+SETTINGS = ((0.1, 0.7), (0.1, 0.8), (0.1, 0.9), (0.2, 0.7), (0.2, 0.8))
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,7 @@ class Config:
     width: int = at(64, quick=8, full=200)  # of the embedding
     batches: tuple[int, int] = at((10, 10), full=(1024, 128))  # rows of text that are read at once
     length: int = 35  # how many words of a row
-    settings: tuple[tuple[float, float], ...] = at(
-        ((0.1, 0.9),), full=((0.1, 0.7), (0.1, 0.8), (0.1, 0.9), (0.2, 0.7), (0.2, 0.8))
-    )  # step sizes and momenta of SGD
+    settings: tuple[tuple[float, float], ...] = at(((0.1, 0.9),), full=SETTINGS)  # step sizes and momenta of SGD
     decay: float = 1e-4
 
 
@@ -116,22 +116,21 @@ class Rows:
 
 def run(config: Config, lab: Lab) -> Results:
     """Run i of every method has the same start."""
-    work: dict[str, Any] = {}
-    for i in range(config.runs):
-        for text in TEXTS:
-            methods: dict[str, Build] = {COLA: partial(cola, FRICTIONS[text])}
-            for h, momentum in config.settings:
-                for decay in (0.0, config.decay):
-                    methods[name(h, momentum, decay)] = partial(sgd, h, momentum, decay)
-            for method, build in methods.items():
-                seed = lab.named_seed(f"run {i}")
-                work[f"{text}, {method}, run {i}"] = partial(piece, text, build, config, seed)
-    return lab.pieces(work)
+    pairs = {f"{text}, {method}": (text, method) for text in TEXTS for method in methods(config, text)}
+    return lab.runs(pairs, config.runs, lambda name, seed: piece(*pairs[name], config, seed))
 
 
 def name(h: float, momentum: float, decay: float) -> str:
     """Of a setting of SGD."""
     return f"SGD h={h:g} mom={momentum:g}" + (" WD" if decay else "")
+
+
+def methods(config: Config, text: str) -> dict[str, Recipe]:
+    made = {COLA: lambda net, seed: cola(FRICTIONS[text], net)}
+    for h, momentum in config.settings:
+        for decay in (0.0, config.decay):
+            made[name(h, momentum, decay)] = recipe("SGD", lr=h, momentum=momentum, weight_decay=decay)
+    return made
 
 
 def cola(friction: float, net: nn.Module) -> torch.optim.Optimizer:
@@ -140,12 +139,7 @@ def cola(friction: float, net: nn.Module) -> torch.optim.Optimizer:
     return tether.Optimizer(net, [*parts, tether.Part("*")], lr=0.4, word="OBA", friction=friction)
 
 
-def sgd(h: float, momentum: float, decay: float, net: nn.Module) -> torch.optim.Optimizer:
-    """torch's own."""
-    return torch.optim.SGD(net.parameters(), lr=h, momentum=momentum, weight_decay=decay)
-
-
-def piece(text: str, build: Build, config: Config, seed: int) -> Results:
+def piece(text: str, method: str, config: Config, seed: int) -> Results:
     """Train once; training and validation loss after every epoch."""
     (numbers, words), (valid, _) = (read(text, split, config.words) for split in ("train", "valid"))
     rows = config.batches[list(TEXTS).index(text)]
@@ -157,8 +151,8 @@ def piece(text: str, build: Build, config: Config, seed: int) -> Results:
     def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
         return {"validation": tested(net, held_out)}
 
-    steps = config.epochs * len(data)
-    record = tether.train(net, build(net), data, mean_loss, steps, log_every=len(data), callbacks=[test])
+    steps, opt = config.epochs * len(data), methods(config, text)[method](net, seed)
+    record = tether.train(net, opt, data, mean_loss, steps, log_every=len(data), callbacks=[test])
     return {"epochs": np.array(record.steps) / len(data), "loss": record.losses, **record.metrics}
 
 
@@ -180,67 +174,52 @@ def tested(net: nn.Module, data: Rows) -> float:
     return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
 
 
-def least(results: Results) -> dict[str, dict[str, np.ndarray]]:
-    """The least validation loss of every run, by text and method."""
-    found: dict[str, dict[str, np.ndarray]] = {text: {} for text in TEXTS}
-    for label, one in side_by_side(results).items():
-        text, _, method = label.partition(", ")
-        found[text][method] = one["validation"].min(0)
-    return found
-
-
-def claims(results: Results, config: Config) -> list[Claim]:
-    found = least(results)
-    free, decayed = (
-        {text: min((name(*s, decay) for s in config.settings), key=lambda m: found[text][m].mean()) for text in TEXTS}
-        for decay in (0.0, config.decay)
-    )
-
-    def against(other: dict[str, str]) -> str:
-        pairs = (
-            f"{text} {plus_minus(x[COLA], 3)} against {plus_minus(x[other[text]], 3)}" for text, x in found.items()
-        )
-        return "; ".join(pairs)
-
-    return [
-        Claim(
+def claims(results: Results, config: Config) -> Claims:
+    found = {text: LEAST.of(by_method(results, text)) for text in TEXTS}
+    claimed = {
+        0.0: (
             "bounded weights reach a lower validation loss than SGD-m",
             "Table 4.2: Penn Treebank 4.81 against 4.83–4.87, WikiText-2 5.09 against 5.13–5.14",
-            against(free),
-            *every({text: less(x[COLA], x[free[text]], paired=True) for text, x in found.items()}),
+            less,
         ),
-        Claim(
+        config.decay: (
             "but not than SGD-m with weight decay",
             "Table 4.4: Penn Treebank 4.81 against 4.77, WikiText-2 5.09 against 5.01",
-            against(decayed),
-            *every({text: more(x[COLA], x[decayed[text]], paired=True) for text, x in found.items()}),
+            more,
         ),
-    ]
+    }
+    for decay, (claim, published, judge) in claimed.items():
+        pairs = {}
+        for text, of in found.items():
+            best = min((name(*s, decay) for s in config.settings), key=lambda method: of[method].mean())
+            pairs[text] = of[COLA], of[best]
+        said = "; ".join(f"{text} {LEAST.text(a)} against {LEAST.text(b)}" for text, (a, b) in pairs.items())
+        yield Claim(claim, published, said, *every({text: judge(a, b, paired=True) for text, (a, b) in pairs.items()}))
+
+
+def by_method(results: Results, text: str) -> dict[str, Results]:
+    return {label.removeprefix(f"{text}, "): one for label, one in results.items() if label.startswith(f"{text}, ")}
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    found = least(results)
     rows = []
-    for method in found["Penn Treebank"]:
+    for method in methods(config, "Penn Treebank"):
+        cells = [LEAST.cell(results[f"{text}, {method}"]) for text in TEXTS]
         published = PUBLISHED.get(method, ("", ""))
-        cells = [[plus_minus(found[text][method], 3), number] for text, number in zip(TEXTS, published, strict=True)]
-        rows.append([method, *cells[0], *cells[1]])
+        rows.append([method, cells[0], published[0], cells[1], published[1]])
     head = ["method", "Penn Treebank", "thesis", "WikiText-2", "thesis"]
     words = f"{config.words:,} words" if config.words else "all words"
-    caption = (
-        f"Least validation loss in {config.epochs} epochs of {config.tokens:,} tokens with {words}; {config.runs} runs"
-    )
-    return [Table(head, rows, caption)]
+    trained = f"{config.epochs} epochs of {config.tokens:,} tokens with {words}"
+    return [Table(head, rows, f"Least validation loss in {trained}; {config.runs} runs")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, panels = subplots(1, 2, figsize=(9, 3.6))
-    for label, one in side_by_side(results).items():
-        text, _, method = label.partition(", ")
-        panel = panels[list(TEXTS).index(text)]
-        (line,) = panel.plot(one["epochs"][:, 0], one["validation"].mean(1), label=method)
-        panel.plot(one["epochs"][:, 0], one["loss"].mean(1), color=line.get_color(), lw=0.8, ls=":")
+    for panel, text in zip(panels, TEXTS, strict=True):
+        draw_curves(panel, by_method(results, text), "validation", "epochs", band="")
+        draw_curves(panel, by_method(results, text), "loss", "epochs", band="", lw=0.8, ls=":")
         panel.set(title=text, xlabel="epochs")
+    lines = panels[0].get_lines()
     panels[0].set_ylabel("loss: validation, and of a batch (dotted)")
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].legend(handles=lines[: len(lines) // 2])
     return {"language": figure}

@@ -8,18 +8,19 @@ network, one copy fast and one slow, merged every k steps, shall do both (5.9.3)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 import tether
-from tether_studies.drawing import subplots
-from tether_studies.judges import mean_error, more
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import more
 from tether_studies.lab import Lab
 from tether_studies.pictures import Convolutional, accuracy, pictures
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.quantities import at_end, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-5.1",
@@ -28,11 +29,13 @@ STUDY = Study(
     data=("cifar10",),
     notes="The thesis has a WideResNet-16 and all of CIFAR-10; here three convolutions and 8,000 images.",
 )
-
-
-SMALL, LARGE, K = 0.004, 0.1, 25
-METHODS = {"small step": SMALL, "large step": LARGE, "composite": None}
+METHODS = {
+    "small step": partial(recipe, "SGD", lr=0.004, momentum=0.9),
+    "large step": partial(recipe, "SGD", lr=0.1, momentum=0.9),
+    "composite": partial(recipe, "composite_sgd", lr=0.1, k=25, momentum=0.9),
+}
 SETS = ("clean", "with patches", "patches alone")
+ACCURACY = {kind: at_end(kind, kind) for kind in SETS}
 SIDE, AT = 7, 12  # the patch, in the middle of 32 × 32
 
 
@@ -47,133 +50,99 @@ class Config:
 
 
 def run(config: Config, lab: Lab) -> Results:
-    """Accuracies on the three kinds of test images, epoch by epoch."""
-    return lab.pieces(
-        {f"{name}, run {i}": partial(train, config, name, i) for i in range(config.runs) for name in METHODS}
-    )
+    """Accuracies on the three kinds of test images, epoch by epoch; run i of all methods has the same seed."""
+    return lab.runs(METHODS, config.runs, partial(train, config, lab.named_seed("patches")))
 
 
-@lru_cache(1)
-def patches(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """z, of variance 1.5625, and ζ_i in [−0.1, 0.1] for each class."""
-    generator = torch.Generator().manual_seed(seed)
-    z = 1.25 * torch.randn(3, SIDE, SIDE, generator=generator)
-    return z, 0.2 * torch.rand(10, 3, SIDE, SIDE, generator=generator) - 0.1
+def patched(x: torch.Tensor, y: torch.Tensor, alone: torch.Tensor, seed: int, draw: torch.Generator) -> torch.Tensor:
+    """Images with z ± ζ of their class added in the middle, or z ± 1.75 a ζ on black, a uniform in [0, 1].
 
-
-def patched(x: torch.Tensor, y: torch.Tensor, alone: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Images with z ± ζ of their class added in the middle, or z ± 1.75 a ζ on black, a uniform in [0, 1]."""
-    z, ζ = patches(0)
-    sign = 2.0 * torch.randint(2, (len(x), 1, 1, 1), generator=generator) - 1
-    a = torch.rand(len(x), 1, 1, 1, generator=generator)
+    The seed is that of z, of variance 1.5625, and of ζ_i in [−0.1, 0.1] for each class.
+    """
+    same = torch.Generator().manual_seed(seed)
+    z = 1.25 * torch.randn(3, SIDE, SIDE, generator=same)
+    ζ = 0.2 * torch.rand(10, 3, SIDE, SIDE, generator=same) - 0.1
+    sign = 2.0 * torch.randint(2, (len(x), 1, 1, 1), generator=draw) - 1
+    a = torch.rand(len(x), 1, 1, 1, generator=draw)
     size = torch.where(alone.view(-1, 1, 1, 1), 1.75 * a, torch.ones(()))
     x = torch.where(alone.view(-1, 1, 1, 1), torch.zeros(()), x)
     x[:, :, AT : AT + SIDE, AT : AT + SIDE] += z + sign * size * ζ[y]
     return x
 
 
-def training_set(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+def training_set(config: Config, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A fifth clean; of the rest a fifth patches alone and four fifths both."""
     x, y = pictures(True, config.images)
-    generator = torch.Generator().manual_seed(1)
-    clean = config.images // 5
-    alone = torch.rand(config.images - clean, generator=generator) < 0.2
-    return torch.cat((x[:clean], patched(x[clean:], y[clean:], alone, generator))), y
+    draw, clean = torch.Generator().manual_seed(seed + 1), config.images // 5
+    alone = torch.rand(config.images - clean, generator=draw) < 0.2
+    return torch.cat((x[:clean], patched(x[clean:], y[clean:], alone, seed, draw))), y
 
 
-def test_sets(config: Config) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def test_sets(config: Config, seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The same images clean, with patches, and as patches alone."""
     x, y = pictures(False, config.test)
-    generator = torch.Generator().manual_seed(2)
-    none, all_of_them = torch.zeros(len(x), dtype=torch.bool), torch.ones(len(x), dtype=torch.bool)
-    sets = (x, patched(x.clone(), y, none, generator), patched(x.clone(), y, all_of_them, generator))
-    return {name: (images, y) for name, images in zip(SETS, sets, strict=True)}
+    draw = torch.Generator().manual_seed(seed + 2)
+    seen = [patched(x.clone(), y, torch.full((len(x),), alone), seed, draw) for alone in (False, True)]
+    return {name: (images, y) for name, images in zip(SETS, (x, *seen), strict=True)}
 
 
-def train(config: Config, name: str, i: int) -> Results:
+def train(config: Config, data_seed: int, name: str, seed: int) -> Results:
     """One run; the same start and minibatches for all methods."""
-    x, y = training_set(config)
-    tests = test_sets(config)
-    torch.manual_seed(i)
+    data, tests = training_set(config, data_seed), test_sets(config, data_seed)
+    torch.manual_seed(seed)
     net = Convolutional(config.width)
-    h = METHODS[name]
-    if h is None:
-        opt: Any = tether.methods.composite_sgd(net, lr=LARGE, k=K, momentum=0.9, weight_decay=config.decay)
-    else:
-        opt = torch.optim.SGD(net.parameters(), lr=h, momentum=0.9, weight_decay=config.decay)
+    opt = METHODS[name](weight_decay=config.decay)(net, seed)
     per_epoch = -(-config.images // 128)
 
     def look(step: int, net: Any, opt: Any) -> dict[str, Any]:
         return {kind: torch.tensor(accuracy(net, *pair)) for kind, pair in tests.items()}
 
-    record = tether.train(
-        net,
-        opt,
-        (x, y),
-        steps=config.epochs * per_epoch,
-        batch=128,
-        seed=i,
-        log_every=per_epoch,
-        callbacks=[look],
-        progress=False,
-    )
+    options: dict[str, Any] = {"log_every": per_epoch, "callbacks": [look], "seed": seed, "progress": False}
+    record = tether.train(net, opt, data, steps=config.epochs * per_epoch, batch=128, **options)
     return {kind: record.metrics[kind] for kind in SETS}
 
 
-def ends(results: Results, name: str, kind: str) -> np.ndarray:
-    """The last accuracies of all runs of a method."""
-    return np.array([piece[kind][-1] for key, piece in results.items() if key.startswith(f"{name}, run")])
-
-
-def claims(results: Results, config: Config) -> list[Claim]:
-    of = {(name, kind): ends(results, name, kind) for name in METHODS for kind in SETS}
-
-    def beside(kind: str) -> str:
-        return ", ".join(f"{name} {mean_error(of[name, kind])[0]:.1f}" for name in METHODS) + " %"
-
-    return [
-        Claim(
-            "a large step is better on clean images than a small one",
-            "Figure 5.1, left: higher accuracy",
-            beside("clean"),
-            *more(of["large step", "clean"], of["small step", "clean"]),
-        ),
-        Claim(
-            "a small step memorizes the patches, a large one does not",
-            "Figure 5.1, right: the small step learns them quickly",
-            beside("patches alone"),
-            *more(of["small step", "patches alone"], of["large step", "patches alone"]),
-        ),
-        Claim(
-            "the composite network memorizes the patches as the large step cannot",
-            "Figure 5.1, right",
-            beside("patches alone"),
-            *more(of["composite", "patches alone"], of["large step", "patches alone"]),
-        ),
-        Claim(
-            "and is better on clean images than the small step",
-            "Figure 5.1, left: as high as the large step",
-            beside("clean"),
-            *more(of["composite", "clean"], of["small step", "clean"]),
-        ),
-    ]
+def claims(results: Results, config: Config) -> Claims:
+    of = {kind: ACCURACY[kind].of(results) for kind in SETS}
+    clean, alone = of["clean"], of["patches alone"]
+    said = {kind: ", ".join(f"{name} {x.mean():.1f}" for name, x in of[kind].items()) + " %" for kind in SETS}
+    yield Claim(
+        "a large step is better on clean images than a small one",
+        "Figure 5.1, left: higher accuracy",
+        said["clean"],
+        *more(clean["large step"], clean["small step"]),
+    )
+    yield Claim(
+        "a small step memorizes the patches, a large one does not",
+        "Figure 5.1, right: the small step learns them quickly",
+        said["patches alone"],
+        *more(alone["small step"], alone["large step"]),
+    )
+    yield Claim(
+        "the composite network memorizes the patches as the large step cannot",
+        "Figure 5.1, right",
+        said["patches alone"],
+        *more(alone["composite"], alone["large step"]),
+    )
+    yield Claim(
+        "and is better on clean images than the small step",
+        "Figure 5.1, left: as high as the large step",
+        said["clean"],
+        *more(clean["composite"], clean["small step"]),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = []
-    for name in METHODS:
-        found = (mean_error(ends(results, name, kind)) for kind in SETS)
-        rows.append([name, *(f"{mean:.1f} ± {error:.1f}" for mean, error in found)])
-    return [Table(["test accuracy %", *SETS], rows, f"{config.runs} runs, {config.epochs} epochs")]
+    caption = f"{config.runs} runs, {config.epochs} epochs"
+    return [tabulated("test accuracy %", results, list(ACCURACY.values()), caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, axes = subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    times = {"epochs": range(1, config.epochs + 1)}
     for axis, kind in zip(axes, SETS, strict=True):
-        for name in METHODS:
-            curves = np.stack([piece[kind] for key, piece in results.items() if key.startswith(f"{name}, run")])
-            axis.plot(np.arange(1, curves.shape[1] + 1), curves.mean(0), label=name)
+        draw_curves(axis, {name: found | times for name, found in results.items()}, kind, "epochs", band="")
         axis.set(title=kind, xlabel="epoch")
     axes[0].set(ylabel="test accuracy %")
-    axes[0].legend(frameon=False)
+    axes[0].legend()
     return {"patches": figure}

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 import tether
-from tether_studies.drawing import subplots
-from tether_studies.judges import mean_error, more
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import more
 from tether_studies.lab import Lab
 from tether_studies.pictures import Convolutional, accuracy, pictures
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.planar import Task, learn
+from tether_studies.quantities import Quantity, tabulated
+from tether_studies.recipes import Recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-5.9",
@@ -33,23 +33,32 @@ STUDY = Study(
     notes="The thesis has 5 runs on the spiral, and a ResNet-34 on all of CIFAR-10 for Figure 5.12; here a network of "
     "three convolutions on 5,000 images. The number of nodes and steps of Figure 5.9 is not given.",
 )
-
-
 K, H = 5, 1.0
-MOMENTUM = 0.9  # on CIFAR-10, as the thesis has it where nothing else is said
 SLOW: dict[str, Any] = {"lr": H, "every": K, "drift": True}
-SPIRAL: dict[str, list[tether.Part]] = {
-    "SGD, h = 0.2": [],
-    "slow biases": [tether.Part("*.bias", **SLOW)],
-    "slow input biases": [tether.Part("0.bias", **SLOW)],
-    "slow output bias": [tether.Part("2.bias", **SLOW)],
-    "biases with h = 1 at every step": [tether.Part("*.bias", lr=H)],
-    "biases frozen for k, then h = 0.2": [tether.Part("*.bias", lr=H / K, every=K, drift=False)],
+
+
+def sgd(*parts: tether.Part, lr: float = H / K, momentum: float = 0.0) -> Recipe:
+    """SGD in which some parts differ from the rest."""
+    friction = -math.log(momentum) if momentum else math.inf
+    table = [*parts, tether.Part("*")]
+    return lambda nets, seed: tether.Optimizer(nets, table, lr=lr, word="MS", friction=friction, seed=seed)
+
+
+SPIRAL = {
+    "SGD, h = 0.2": sgd(),
+    "slow biases": sgd(tether.Part("*.bias", **SLOW)),
+    "slow input biases": sgd(tether.Part("0.bias", **SLOW)),
+    "slow output bias": sgd(tether.Part("2.bias", **SLOW)),
+    "biases with h = 1 at every step": sgd(tether.Part("*.bias", lr=H)),
+    "biases frozen for k, then h = 0.2": sgd(tether.Part("*.bias", lr=H / K, every=K, drift=False)),
 }
-IMAGES: dict[str, list[tether.Part]] = {
-    "SGD, h = 0.1": [],
-    "slow output biases, k = 10": [tether.Part("head.bias", lr=1.0, every=10, drift=True)],
+late = tether.Part("head.bias", lr=1.0, every=10, drift=True)
+IMAGES = {  # with momentum, as the thesis has it where nothing else is said
+    "CIFAR-10, SGD, h = 0.1": sgd(lr=0.1, momentum=0.9),
+    "CIFAR-10, slow output biases, k = 10": sgd(late, lr=0.1, momentum=0.9),
 }
+ACCURACY = Quantity("test accuracy %", lambda one: one["accuracy"], unit=" %")
+WORST, BEST = (Quantity(name, ACCURACY.take, show=show) for name, show in (("worst", min), ("best", max)))
 
 
 @dataclass(frozen=True)
@@ -64,122 +73,71 @@ class Config:
 
 def run(config: Config, lab: Lab) -> Results:
     """Test accuracies in per cent, one for each run; of the spiral also over time."""
-    work: dict[str, Any] = {name: partial(spiral, config, parts) for name, parts in SPIRAL.items()}
-    for i in range(config.image_runs):
-        for name, parts in IMAGES.items():
-            work[f"CIFAR-10, {name}, run {i}"] = partial(images, config, parts, i)
-    return lab.pieces(work)
+    seed = lab.named_seed("spiral")
+    spirals = lab.pieces({name: partial(spiral, config, made, seed) for name, made in SPIRAL.items()})
+    return spirals | lab.runs(IMAGES, config.image_runs, partial(images, config))
 
 
-def spiral(config: Config, parts: list[tether.Part]) -> Results:
+def spiral(config: Config, made: Recipe, seed: int) -> Results:
     """All runs at once, each with points of its own."""
-    sets = [
-        [tether.data.spiral(n, turns=4, seed=2 * i + k) for i in range(config.runs)] for k, n in ((0, 500), (1, 1000))
-    ]
-    (x, y), (x_test, y_test) = (
-        (torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs]).float().unsqueeze(-1)) for pairs in sets
-    )
-    n = config.nodes
-    nets = tether.Replicas(lambda: nn.Sequential(nn.Linear(2, n), nn.ReLU(), nn.Linear(n, 1)), config.runs)
-    opt = tether.Optimizer(nets, [*parts, tether.Part("*")], lr=H / K, word="MS", friction=math.inf)
-
-    def look(step: int, nets: Any, opt: Any) -> dict[str, Any]:
-        with torch.no_grad():
-            right = (nets(x_test, each=True) > 0) == (y_test > 0.5)
-        return {"accuracy": 100 * right.float().mean((1, 2))}
-
-    record = tether.train(
-        nets,
-        opt,
-        (x, y),
-        binary_cross_entropy_with_logits,
-        config.steps,
-        batch=25,
-        each=True,
-        log_every=max(config.steps // 40, 1),
-        callbacks=[look],
-        progress=False,
-    )
-    curve = record.metrics["accuracy"]
-    return {"steps": record.steps, "curve": curve, "accuracy": curve[-1]}
+    task = Task("spiral", {"turns": 4}, config.nodes, train=500, test=1000, batch=25)
+    found = learn(task, made, config.steps, config.runs, seed, records=40)
+    curve = found["accuracy"][:, 0]
+    return {"steps": found["steps"], "curve": curve, "accuracy": curve[-1]}
 
 
-def images(config: Config, parts: list[tether.Part], i: int) -> Results:
+def images(config: Config, name: str, seed: int) -> Results:
     """One run of a small convolutional network; the same start and minibatches for both methods."""
-    (x, y), (x_test, y_test) = (pictures(train, config.images) for train in (True, False))
-    torch.manual_seed(i)
+    data, test = (pictures(train, config.images) for train in (True, False))
+    torch.manual_seed(seed)
     net = Convolutional()
-    opt = tether.Optimizer(net, [*parts, tether.Part("*")], lr=0.1, word="MS", friction=-math.log(MOMENTUM))
     steps = config.epochs * -(-config.images // 128)
-    tether.train(net, opt, (x, y), steps=steps, batch=128, seed=i, progress=False)
-    return {"accuracy": accuracy(net, x_test, y_test)}
+    tether.train(net, IMAGES[name](net, seed), data, steps=steps, batch=128, seed=seed, progress=False)
+    return {"accuracy": accuracy(net, *test)}
 
 
-def cifar(results: Results, name: str) -> list[float]:
-    """The accuracies of a method's runs."""
-    return [float(piece["accuracy"]) for key, piece in results.items() if key.startswith(f"CIFAR-10, {name},")]
-
-
-def claims(results: Results, config: Config) -> list[Claim]:
-    of = {name: results[name]["accuracy"] for name in SPIRAL}
-    plain, slow = of["SGD, h = 0.2"], of["slow biases"]
-    larger, frozen = of["biases with h = 1 at every step"], of["biases frozen for k, then h = 0.2"]
-    base, late = (cifar(results, name) for name in IMAGES)
-    return [
-        Claim(
+def claims(results: Results, config: Config) -> Claims:
+    of = ACCURACY.of(results)
+    text = {name: ACCURACY.text(x) for name, x in of.items()}
+    others = {
+        "SGD, h = 0.2": (
             "slow biases improve the test accuracy on the four-turn spiral",
             "Figure 5.9: clearly higher",
-            f"{text(slow)} against {text(plain)} %",
-            *more(slow, plain),
         ),
-        Claim(
+        "biases with h = 1 at every step": (
             "it is the slow biases: a larger step for them at every step does not do it",
             "Figure 5.10: no such improvement",
-            f"{text(slow)} against {text(larger)} %",
-            *more(slow, larger),
         ),
-        Claim(
+        "biases frozen for k, then h = 0.2": (
             "nor does freezing them for k steps without the larger step",
             "Figure 5.10: no such improvement",
-            f"{text(slow)} against {text(frozen)} %",
-            *more(slow, frozen),
         ),
-        Claim(
-            "it is the biases of the input layer that matter",
-            "Figure 5.11: input alone as good as all, output alone not",
-            f"input {text(of['slow input biases'])}, output {text(of['slow output bias'])} %",
-            *more(of["slow input biases"], of["slow output bias"]),
-        ),
-        Claim(
-            "slow biases of the last layer help a convolutional network on CIFAR-10 a little",
-            "Figure 5.12: small improvement (ResNet-34)",
-            f"{text(late)} against {text(base)} %",
-            *more(late, base),
-        ),
-    ]
-
-
-def text(values: Any) -> str:
-    """Mean and standard error."""
-    mean, error = mean_error(values)
-    return f"{mean:.1f} ± {error:.1f}"
+    }
+    for name, (claim, published) in others.items():
+        measured = f"{text['slow biases']} against {text[name]} %"
+        yield Claim(claim, published, measured, *more(of["slow biases"], of[name]))
+    yield Claim(
+        "it is the biases of the input layer that matter",
+        "Figure 5.11: input alone as good as all, output alone not",
+        f"input {text['slow input biases']}, output {text['slow output bias']} %",
+        *more(of["slow input biases"], of["slow output bias"]),
+    )
+    base, slow = IMAGES
+    yield Claim(
+        "slow biases of the last layer help a convolutional network on CIFAR-10 a little",
+        "Figure 5.12: small improvement (ResNet-34)",
+        f"{text[slow]} against {text[base]} %",
+        *more(of[slow], of[base]),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = [[name, text(x := results[name]["accuracy"]), float(x.min()), float(x.max())] for name in SPIRAL]
-    rows += [[f"CIFAR-10, {name}", text(x := cifar(results, name)), min(x), max(x)] for name in IMAGES]
-    return [Table(["", "test accuracy %", "worst", "best"], rows, f"{config.runs} runs of {config.steps:,} steps")]
+    return [tabulated("", results, [ACCURACY, WORST, BEST], f"{config.runs} runs of {config.steps:,} steps")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
-    figure, axes = subplots(figsize=(7, 4.5))
-    for name in SPIRAL:
-        curve = results[name]["curve"]
-        line = axes.plot(results[name]["steps"], curve.mean(1), label=name)[0]
-        error = curve.std(1, ddof=1) / np.sqrt(curve.shape[1])
-        axes.fill_between(
-            results[name]["steps"], curve.mean(1) - error, curve.mean(1) + error, color=line.get_color(), alpha=0.2
-        )
-    axes.set(xlabel="steps", ylabel="test accuracy %", title="Slow biases on the four-turn spiral (Figures 5.9–5.11)")
-    axes.legend(frameon=False, fontsize=8)
+def draw(results: Results, config: Config) -> Figures:
+    figure, axis = subplots(figsize=(7, 4.5))
+    draw_curves(axis, {name: results[name] for name in SPIRAL}, "curve")
+    axis.set(xlabel="steps", ylabel="test accuracy %", title="Slow biases on the four-turn spiral (Figures 5.9–5.11)")
+    axis.legend()
     return {"spiral": figure}

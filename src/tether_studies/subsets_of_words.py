@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 import tether
 from tether_studies.drawing import subplots
-from tether_studies.judges import less, plus_minus
-from tether_studies.lab import Lab, side_by_side
-from tether_studies.language import Rows, Transformer, mean_loss, read, tested
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.judges import less
+from tether_studies.lab import Lab
+from tether_studies.language import LEAST, Rows, Transformer, mean_loss, read, tested
+from tether_studies.quantities import at_end, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-5.8",
@@ -30,8 +30,6 @@ STUDY = Study(
     notes="By default little text and few words, so that SGD overfits within minutes. The thesis gives neither k, the "
     "share asleep, the rate of dropout nor the width of the embedding. Dropout is that of the embedding too.",
 )
-
-
 SGD, DROPOUT, OURS = "SGD", "dropout", "random subset"
 MATRICES = "layers.*linear?.weight|layers.*proj*weight"
 
@@ -52,19 +50,16 @@ class Config:
     shares: tuple[float, ...] = at((0.1, 0.3), full=(0.1, 0.2, 0.3, 0.5))  # asleep
     k: int = 5
 
+    @property
+    def methods(self) -> dict[str, tuple[float, float]]:
+        """Rates of dropout and shares asleep."""
+        dropped = {f"{DROPOUT} {rate:g}": (rate, 0.0) for rate in self.dropouts}
+        return {SGD: (0.0, 0.0), **dropped, **{f"{OURS} {share:g}": (0.0, share) for share in self.shares}}
+
 
 def run(config: Config, lab: Lab) -> Results:
     """Run i of every method has the same start."""
-    methods = {SGD: (0.0, 0.0)}
-    methods |= {f"{DROPOUT} {rate:g}": (rate, 0.0) for rate in config.dropouts}
-    methods |= {f"{OURS} {share:g}": (0.0, share) for share in config.shares}
-    return lab.pieces(
-        {
-            f"{name}, run {i}": partial(piece, *setting, config, lab.named_seed(f"run {i}"))
-            for i in range(config.runs)
-            for name, setting in methods.items()
-        }
-    )
+    return lab.runs(config.methods, config.runs, lambda name, seed: piece(*config.methods[name], config, seed))
 
 
 def piece(dropout: float, share: float, config: Config, seed: int) -> Results:
@@ -74,11 +69,8 @@ def piece(dropout: float, share: float, config: Config, seed: int) -> Results:
     held_out = Rows(valid[: config.validation], 20, config.length)
     torch.manual_seed(seed)
     net = Transformer(len(words), config.width, config.length, dropout=dropout)
-    options: dict[str, Any] = {"lr": config.lr, "momentum": config.momentum}
-    if share:
-        opt: Any = tether.methods.random_subset(net, k=config.k, probabilities={MATRICES: share}, seed=seed, **options)
-    else:
-        opt = torch.optim.SGD(net.parameters(), **options)
+    made = partial(recipe, "random_subset", k=config.k, probabilities={MATRICES: share})
+    opt = (made if share else partial(recipe, "SGD"))(lr=config.lr, momentum=config.momentum)(net, seed)
     cycle = config.k + 1
     steps = config.epochs * len(data) // cycle * cycle - 1  # all are awake before the last step of a cycle
     often = max(1, steps // 15 // cycle) * cycle
@@ -94,50 +86,33 @@ def piece(dropout: float, share: float, config: Config, seed: int) -> Results:
     return {"steps": marks, "validation": record.metrics["validation"], "loss": record.losses[[i - 1 for i in marks]]}
 
 
-def least(results: Results) -> dict[str, np.ndarray]:
-    """The least validation loss of every run."""
-    return {name: one["validation"].min(0) for name, one in side_by_side(results).items()}
-
-
-def best(found: dict[str, np.ndarray], kind: str) -> str:
+def best(found: Results, kind: str) -> str:
     """The setting of this kind with the least mean."""
     return min((name for name in found if name.startswith(kind)), key=lambda name: found[name].mean())
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    found = least(results)
+def claims(results: Results, config: Config) -> Claims:
+    found = LEAST.of(results)
     ours = best(found, OURS)
-    texts = {
-        SGD: "random subsets reach a lower validation loss than SGD",
-        DROPOUT: "and than SGD with tuned dropout",
-    }
-    judged = []
-    for kind, text in texts.items():
+    texts = ("random subsets reach a lower validation loss than SGD", "and than SGD with tuned dropout")
+    for kind, text in zip((SGD, DROPOUT), texts, strict=True):
         other = best(found, kind)
-        measured = f"{plus_minus(found[ours], 3)} ({ours}) against {plus_minus(found[other], 3)} ({other})"
-        judged.append(Claim(text, "Figure 5.8: lower", measured, *less(found[ours], found[other], paired=True)))
-    return judged
+        measured = f"{LEAST.text(found[ours])} ({ours}) against {LEAST.text(found[other])} ({other})"
+        yield Claim(text, "Figure 5.8: lower", measured, *less(found[ours], found[other], paired=True))
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    found = side_by_side(results)
-    rows = [
-        [name, plus_minus(one["validation"].min(0), 3), plus_minus(one["validation"][-1], 3)]
-        for name, one in found.items()
-    ]
     caption = f"{config.tokens:,} tokens, {config.epochs} epochs, k = {config.k}; {config.runs} runs"
-    return [Table(["method", "least validation loss", "at the end"], rows, caption)]
+    return [tabulated("method", results, [LEAST, at_end("validation", "at the end", 3)], caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, axis = subplots(figsize=(6, 4.2))
-    found = side_by_side(results)
-    for name, one in found.items():
+    for name, one in results.items():
         style = "-" if name.startswith(OURS) else "--" if name.startswith(DROPOUT) else ":"
         axis.plot(one["steps"][:, 0], one["validation"].mean(1), style, label=name)
-    low = min(one["validation"].min() for one in found.values())
-    axis.set(
-        xlabel="step", ylabel="validation loss", title="a transformer on Penn Treebank", ylim=(low - 0.05, low + 0.8)
-    )
-    axis.legend(frameon=False)
+    low = min(one["validation"].min() for one in results.values())
+    axis.set(xlabel="step", ylabel="validation loss", title="a transformer on Penn Treebank")
+    axis.set_ylim(low - 0.05, low + 0.8)
+    axis.legend()
     return {"subsets_of_words": figure}
