@@ -14,15 +14,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
-from tether_studies.digits import digits, errors
+from tether_studies.digits import digits, errors, perceptron
 from tether_studies.drawing import subplots
 from tether_studies.judges import UNDECIDED, less, mean_error, plus_minus
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "hidden-units",
@@ -55,7 +54,7 @@ def piece(H: int, config: Config, seed: int) -> Results:
     runs = config.runs if H <= 256 else max(2, config.runs // 2 if H <= 1024 else config.runs // 4)
     (x, y), test = digits(config.runs, config.images, config.tests)
     data = (x[:runs], y[:runs])
-    nets = tether.Replicas(lambda: nn.Sequential(nn.Linear(784, H), nn.ReLU(), nn.Linear(H, 10)), runs, seed=seed)
+    nets = tether.Replicas(lambda: perceptron(784, H, 10), runs, seed=seed)
     opt = tether.Optimizer(nets, lr=config.lr, word="MS", friction=-math.log(0.9), seed=seed)
     anneal = tether.Schedule(opt, "lr", lambda epoch: 1 - epoch / config.epochs)
     per_epoch = math.ceil(config.images / 100)
@@ -66,10 +65,8 @@ def piece(H: int, config: Config, seed: int) -> Results:
         looks = epoch == config.epochs or epoch % max(1, config.epochs // 5) == 0
         return {"test": errors(nets, *test)} if looks else {}
 
-    steps = per_epoch * config.epochs
-    record = tether.train(
-        nets, opt, data, cross_entropy, steps, 100, log_every=per_epoch, callbacks=[each_epoch], each=True
-    )
+    steps, options = per_epoch * config.epochs, {"log_every": per_epoch, "callbacks": [each_epoch]}
+    record = tether.train(nets, opt, data, cross_entropy, steps, 100, each=True, **options)  # type: ignore[arg-type]
     return {
         "training": errors(nets, *data),
         "test": record.metrics["test"][-1],
@@ -78,7 +75,8 @@ def piece(H: int, config: Config, seed: int) -> Results:
     }
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
+    """From the first H that fits the images to the largest."""
     fits = next((name for name, one in results.items() if one["training"].mean() < 0.05), "")
     last = list(results)[-1]
     published = {
@@ -93,45 +91,37 @@ def claims(results: Results, config: Config) -> list[Claim]:
             "path norm",
         ),
     }
-    judged = []
     for key, (text, number, unit) in published.items():
         if not fits or fits == last:
-            judged.append(Claim(text, number, "no two sizes that fit the images", UNDECIDED))
+            yield Claim(text, number, "no two sizes that fit the images", UNDECIDED)
             continue
         a, b = results[last][key], results[fits][key][: len(results[last][key])]  # on the same images
         measured = f"{plus_minus(b, 2)} {unit} at {fits}, {plus_minus(a, 2)} at {last}, on the same images"
-        judged.append(Claim(text, number, measured, *less(a, b, paired=True)))
-    return judged
+        yield Claim(text, number, measured, *less(a, b, paired=True))
 
 
 def tables(results: Results, config: Config) -> list[Table]:
+    """A row for each H; the change is that of networks trained on the same images."""
     rows, before = [], np.array([])
     for name, one in results.items():
-        n = min(len(before), len(one["test"]))
-        change = plus_minus(one["test"][:n] - before[:n], 2) if n else ""
-        before = one["test"]
-        rows.append(
-            [
-                name,
-                len(one["test"]),
-                *(plus_minus(one[key], 2) for key in ("training", "test")),
-                change,
-                plus_minus(one["path norm"], 1),
-            ]
-        )
+        test, n = one["test"], min(len(before), len(one["test"]))
+        change = plus_minus(test[:n] - before[:n], 2) if n else ""
+        both = (plus_minus(one[key], 2) for key in ("training", "test"))
+        rows.append([name, len(test), *both, change, plus_minus(one["path norm"], 1)])
+        before = test
     head = ["", "replicas", "training error %", "test error %", "change, same images", "path norm"]
     caption = f"{config.images:,} images, {config.epochs} epochs, h = {config.lr:g}; mean ± standard error"
     return [Table(head, rows, caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, axis = subplots(figsize=(6, 4.2))
     curves = {"training": "training", "test": "test, at the end", "best": "test, best on the way"}
     sizes = [int(name.rpartition(" ")[2]) for name in results]
     for (key, label), style in zip(curves.items(), ("o-", "s-", "^:"), strict=True):
-        points = [mean_error(one[key]) for one in results.values()]
-        axis.errorbar(sizes, [mean for mean, _ in points], [error for _, error in points], fmt=style, label=label)
+        means, bars = zip(*(mean_error(one[key]) for one in results.values()), strict=True)
+        axis.errorbar(sizes, means, bars, fmt=style, label=label)
     axis.set_xscale("log", base=2)
     axis.set(xlabel="hidden nodes H", ylabel="error, %", title="MNIST, one hidden layer", ylim=(0, None))
-    axis.legend(frameon=False)
+    axis.legend()
     return {"hidden_units": figure}

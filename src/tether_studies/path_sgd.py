@@ -24,10 +24,13 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether.train import Minibatches
+from tether_studies.digits import Pair
 from tether_studies.drawing import subplots
-from tether_studies.judges import every, less, plus_minus, yes
-from tether_studies.lab import Lab, side_by_side
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.judges import every, less, yes
+from tether_studies.lab import Lab
+from tether_studies.quantities import Quantity, listed, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "path-sgd",
@@ -41,15 +44,19 @@ STUDY = Study(
 
 
 OURS = "Path-SGD"
-METHODS: dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]] = {
-    "SGD": lambda net, h: tether.methods.sgd(net, lr=h),
-    "AdaGrad": lambda net, h: torch.optim.Adagrad(net.parameters(), lr=h),
-    OURS: lambda net, h: tether.methods.path_sgd(net, lr=h),
-}
+METHODS = {
+    "SGD": partial(recipe, "sgd"),
+    "AdaGrad": partial(recipe, "Adagrad"),
+    OURS: partial(recipe, "path_sgd"),
+}  # of a step size
 STARTS = ("balanced", "unbalanced")
 DROPOUTS = {"no dropout": 0.0, "dropout": 0.5}
 MEASURES = ("training loss", "training error, %", "test error, %")
-Pair = tuple[torch.Tensor, torch.Tensor]
+LOSS = Quantity(MEASURES[0], lambda one: one["curve"][-1, 0], 4)
+ERROR = Quantity(MEASURES[2], lambda one: one["curve"][-1, 2], 2)
+SIZES = Quantity(
+    "step sizes", lambda one: sorted(set(one["step size"])), show=lambda x: ", ".join(f"{h:.2g}" for h in x)
+)
 Curve = list[list[float]]  # the three measures before training and after each epoch
 
 
@@ -67,14 +74,8 @@ class Config:
 
 def run(config: Config, lab: Lab) -> Results:
     """Run i of every method has the same images, start, minibatches and dropout."""
-    work = {
-        f"{cell(dropout, start, method)}, run {i}": partial(
-            piece, dropout, start, method, config, lab.named_seed(f"run {i}")
-        )
-        for i in range(config.runs)
-        for dropout, start, method in product(DROPOUTS, STARTS, METHODS)
-    }
-    return lab.pieces(work)
+    cells = {cell(*names): names for names in product(DROPOUTS, STARTS, METHODS)}
+    return lab.runs(cells, config.runs, lambda name, seed: piece(*cells[name], config, seed))
 
 
 def cell(dropout: str, start: str, method: str) -> str:
@@ -85,7 +86,7 @@ def piece(dropout: str, start: str, method: str, config: Config, seed: int) -> R
     """The step size with the lowest training loss at the end, and its curve."""
     pairs = images(config, seed)
     torch.manual_seed(seed)
-    model: nn.Module = perceptron(pairs[0][0].shape[1], config.nodes, DROPOUTS[dropout])
+    model: nn.Module = network(pairs[0][0].shape[1], config.nodes, DROPOUTS[dropout])
     if start == "unbalanced":
         model = tether.measure.rescale(model, seed=seed, spread=config.spread)
     h, curve = search(partial(train, model, METHODS[method], pairs, seed), config.short, config.epochs)
@@ -102,7 +103,7 @@ def images(config: Config, seed: int) -> tuple[Pair, Pair]:
     return (x - mean, y[rows]), (x_test - mean, y_test[: config.tests])
 
 
-def perceptron(inputs: int, nodes: int, dropout: float) -> nn.Sequential:
+def network(inputs: int, nodes: int, dropout: float) -> nn.Sequential:
     """Two hidden layers, each followed by dropout, which the path metric does not see."""
     hidden = [[nn.Linear(n, nodes), nn.ReLU(), nn.Dropout(dropout)] for n in (inputs, nodes)]
     return nn.Sequential(*hidden[0], *hidden[1], nn.Linear(nodes, 10))
@@ -121,11 +122,11 @@ def search(trained: Callable[[float, int], Curve], short: int, epochs: int) -> t
     return best([middle * 10**half for half in (-0.5, 0.0, 0.5)], epochs)
 
 
-def train(model: nn.Module, build: Any, pairs: tuple[Pair, Pair], seed: int, h: float, epochs: int) -> Curve:
+def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: float, epochs: int) -> Curve:
     """It ends early when a loss is not finite."""
     net = copy.deepcopy(model)
     (x, y), test = pairs
-    opt, stream = build(net, h), Minibatches(len(x), min(100, len(x)), None, seed=seed)
+    opt, stream = made(lr=h)(net, 0), Minibatches(len(x), min(100, len(x)), None, seed=seed)
     torch.manual_seed(seed)  # the same dropout for all
     curve = [measure(net, (x, y), test)]
     for epoch in range(epochs):
@@ -152,77 +153,56 @@ def measure(net: nn.Module, training: Pair, test: Pair) -> list[float]:
     return [float(cross_entropy(out, y)), *errors]
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    found = {name: one["curve"] for name, one in side_by_side(results).items()}
-
-    def end(dropout: str, start: str, method: str) -> np.ndarray:
-        return found[cell(dropout, start, method)][-1, 2]
-
-    def lowest(start: str) -> tuple[str, tuple[str, str]]:
-        texts = (
-            f"{dropout}: " + ", ".join(f"{method} {plus_minus(end(dropout, start, method), 2)}" for method in METHODS)
-            for dropout in DROPOUTS
-        )
+def claims(results: Results, config: Config) -> Claims:
+    losses = [[results[cell(dropout, start, OURS)]["curve"][:, 0] for start in STARTS] for dropout in DROPOUTS]
+    apart = max(float(np.abs(b / a - 1).max()) for a, b in losses)
+    yield Claim(
+        "Path-SGD goes the same way from both starts: it is invariant to rescaling",
+        "a property of the update rule",
+        f"training losses of all epochs differ by at most {100 * apart:.2g} %",
+        *yes(apart < 0.02, f"{config.runs} runs with and without dropout, {config.epochs} epochs in single precision"),
+    )
+    texts = {
+        "unbalanced": "from an unbalanced start Path-SGD has the lowest test error",
+        "balanced": "and from a balanced start too",
+    }
+    for start, text in texts.items():
+        ends = {x: {m: ERROR.take(results[cell(x, start, m)]) for m in METHODS} for x in DROPOUTS}
         judged = {
-            f"{dropout}, {method}": less(end(dropout, start, OURS), end(dropout, start, method), paired=True)
-            for dropout, method in product(DROPOUTS, METHODS)
+            f"{dropout}, {method}": less(of[OURS], of[method], paired=True)
+            for dropout, of in ends.items()
+            for method in METHODS
             if method != OURS
         }
-        return "test error in %, " + "; ".join(texts), every(judged)
-
-    both = [[found[cell(dropout, start, OURS)][:, 0] for start in STARTS] for dropout in DROPOUTS]
-    apart = max(float(np.abs(b / a - 1).max()) for a, b in both)
-    unbalanced, balanced = (lowest(start) for start in ("unbalanced", "balanced"))
-    return [
-        Claim(
-            "Path-SGD goes the same way from both starts: it is invariant to rescaling",
-            "a property of the update rule",
-            f"training losses of all epochs differ by at most {100 * apart:.2g} %",
-            *yes(
-                apart < 0.02, f"{config.runs} runs with and without dropout, {config.epochs} epochs in single precision"
-            ),
-        ),
-        Claim(
-            "from an unbalanced start Path-SGD has the lowest test error",
+        yield Claim(
+            text,
             "“seems to work well compared to constant step size SGD and AdaGrad”; given as curves",
-            unbalanced[0],
-            *unbalanced[1],
-        ),
-        Claim(
-            "and from a balanced start too",
-            "“seems to work well compared to constant step size SGD and AdaGrad”; given as curves",
-            balanced[0],
-            *balanced[1],
-        ),
-    ]
+            "test error in %, " + "; ".join(f"{dropout}: {listed(of, 2)}" for dropout, of in ends.items()),
+            *every(judged),
+        )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = []
-    for name, one in side_by_side(results).items():
-        loss, _, error = one["curve"][-1]
-        sizes = ", ".join(f"{h:.2g}" for h in sorted(set(one["step size"])))
-        rows.append([*name.split(", "), plus_minus(loss, 4), plus_minus(error, 2), sizes])
+    rows = {tuple(name.split(", ")): found for name, found in results.items()}
     caption = (
         f"{config.data}, {config.images:,} images, {config.nodes} nodes, {config.epochs} epochs, {config.runs} runs"
     )
-    return [Table(["", "start", "method", MEASURES[0], MEASURES[2], "step sizes"], rows, caption)]
+    return [tabulated(["", "start", "method"], rows, [LOSS, ERROR, SIZES], caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
-    found = side_by_side(results)
+def draw(results: Results, config: Config) -> Figures:
+    """As on the slides: a row for each measure, a column for each start, without dropout and with it."""
     figure, axes = subplots(3, 4, figsize=(10, 7.5), sharex=True, sharey="row")
     for j, (dropout, start) in enumerate(product(DROPOUTS, STARTS)):
         for method in METHODS:
-            curve = found[cell(dropout, start, method)]["curve"].mean(2)
+            curve = results[cell(dropout, start, method)]["curve"].mean(2)
             for i in range(3):
                 axes[i, j].plot(curve[:, i], "--" if method == OURS else "-", label=method)
         axes[0, j].set_title(f"{dropout}, {start}", fontsize=10)
         axes[2, j].set_xlabel("epoch")
-    axes[0, 0].legend(frameon=False, fontsize=9)
-    axes[0, 0].set_yscale("log")
-    axes[0, 0].set_ylim(None, 5)
-    worst = max(one["curve"][-1, 2].mean() for name, one in found.items() if name.endswith(OURS))
+    axes[0, 0].legend()
+    axes[0, 0].set(yscale="log", ylim=(None, 5))
+    worst = max(one["curve"][-1, 2].mean() for name, one in results.items() if name.endswith(OURS))
     for i, name in enumerate(MEASURES):
         axes[i, 0].set_ylabel(name)
         if i:

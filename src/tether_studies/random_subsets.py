@@ -21,10 +21,11 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether_studies.digits import digits, errors
-from tether_studies.drawing import subplots
-from tether_studies.judges import every, more, plus_minus
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import every, more
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.quantities import Quantity, at_end, tabulated
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-5.7",
@@ -40,6 +41,8 @@ STUDY = Study(
 
 SHARES = {"0.weight": 0.8, "2.weight": 0.5}
 SGD, DROPOUT, FORGETFUL = "SGD", "SGD with dropout", "without the clock"
+ACCURACY = at_end("accuracy", "test accuracy %", 2)
+KNOWN = Quantity("training error %", lambda one: one["training error"], 2)
 
 
 @dataclass(frozen=True)
@@ -138,43 +141,33 @@ def perceptron(nodes: int, dropout: tuple[float, float] | None) -> nn.Sequential
     return nn.Sequential(*layers)
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    ends = {name: one["accuracy"][-1] for name, one in results.items()}
-    ours = {k: ends[subset(k)] for k in config.naps}
-
-    def against(name: str) -> tuple[str, str, str]:
-        texts = ", ".join(f"k = {k}: {plus_minus(x, 2)}" for k, x in ours.items())
-        judged = {f"k = {k}": more(x, ends[name], paired=True) for k, x in ours.items()}
-        return (f"{texts} against {plus_minus(ends[name], 2)} %", *every(judged))
-
-    return [
-        Claim("random subsets reach a higher test accuracy than SGD", "Figure 5.7: higher", *against(SGD)),
-        Claim("and than their variant without the clock", "Figure 5.7: higher", *against(FORGETFUL)),
-    ]
+def claims(results: Results, config: Config) -> Claims:
+    ends = ACCURACY.of(results)
+    ours = {f"k = {k}": ends[subset(k)] for k in config.naps}
+    texts = ", ".join(f"{k}: {ACCURACY.text(x)}" for k, x in ours.items())
+    for other, text in (
+        (SGD, "random subsets reach a higher test accuracy than SGD"),
+        (FORGETFUL, "and than their variant without the clock"),
+    ):
+        judged = every({k: more(x, ends[other], paired=True) for k, x in ours.items()})
+        yield Claim(text, "Figure 5.7: higher", f"{texts} against {ACCURACY.text(ends[other])} %", *judged)
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = [
-        [
-            name,
-            plus_minus(one["training error"], 2),
-            plus_minus(one["accuracy"][-1], 2),
-            plus_minus(one["accuracy"].max(0), 2),
-            "" if name == SGD else plus_minus(one["accuracy"][-1] - results[SGD]["accuracy"][-1], 2),
-        ]
-        for name, one in results.items()
-    ]
-    head = ["method", "training error %", "test accuracy %", "best on the way", "minus SGD, same images"]
+    sgd = ACCURACY.take(results[SGD])
+    best = Quantity("best on the way", lambda one: one["accuracy"].max(0), 2)
+    gain = Quantity("minus SGD, same images", lambda one: ACCURACY.take(one) - sgd, 2)
+    table = tabulated("method", results, [KNOWN, ACCURACY, best, gain])
+    rows = [[*row[:-1], "" if row[0] == SGD else row[-1]] for row in table.rows]
     caption = f"{config.nodes} nodes, {config.images:,} images, {config.epochs} epochs; mean ± standard error"
-    return [Table(head, rows, caption)]
+    return [Table(table.head, rows, caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, axis = subplots(figsize=(6, 4.2))
-    for name, one in results.items():
-        axis.plot(one["steps"], one["accuracy"].mean(1), label=name)
-    ends = [one["accuracy"][-1] for one in results.values()]
+    draw_curves(axis, results, "accuracy", band="")
+    ends = list(ACCURACY.of(results).values())
     low, high = min(x.min() for x in ends), max(x.max() for x in ends)
     axis.set(xlabel="step", ylabel="test accuracy, %", title="MNIST, one hidden layer", ylim=(low - 2, high + 0.5))
-    axis.legend(frameon=False, loc="center right")
+    axis.legend(loc="center right")
     return {"random_subsets": figure}

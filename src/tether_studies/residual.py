@@ -8,10 +8,9 @@ both with h = 0.1 throughout. All convolutions are kept orthogonal, the output l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,13 @@ from torch import nn
 from torch.nn.functional import avg_pool2d, cross_entropy, pad
 
 import tether
-from tether_studies.drawing import subplots
-from tether_studies.judges import less, mean_error, more
-from tether_studies.lab import Lab, side_by_side
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import less, more, plus_minus
+from tether_studies.lab import Lab
 from tether_studies.pictures import pictures
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.quantities import at_end, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-4.6",
@@ -37,31 +38,15 @@ STUDY = Study(
 
 
 H = 0.1
-Build = Callable[[nn.Module, int], torch.optim.Optimizer]
-
-
-def sgd(net: nn.Module, seed: int, momentum: float = 0.0, decay: float = 0.0) -> torch.optim.Optimizer:
-    """torch's own."""
-    return torch.optim.SGD(net.parameters(), lr=H, momentum=momentum, weight_decay=decay)
-
-
-def underdamped(net: nn.Module, seed: int) -> torch.optim.Optimizer:
-    """o-CoLA-ud; the seed is that of its orthogonal start."""
-    return tether.methods.orthogonal_cola_ud(net, lr=math.sqrt(H), friction=0.5, free=["head.*"], seed=seed)
-
-
-def overdamped(net: nn.Module, seed: int) -> torch.optim.Optimizer:
-    """o-CoLA-od."""
-    return tether.methods.orthogonal_cola_od(net, lr=H, free=["head.*"], seed=seed)
-
-
-METHODS: dict[str, tuple[Build, float]] = {  # and the factor of a decay of the step size
-    "SGD-m": (partial(sgd, momentum=0.9), 0.1),
-    "SGD-m, WD": (partial(sgd, momentum=0.9, decay=5e-4), 0.1),
-    "o-CoLA-ud": (underdamped, math.sqrt(0.1)),
-    "SGD": (sgd, 1.0),
-    "o-CoLA-od": (overdamped, 1.0),
+METHODS = {  # and the factor of a decay of the step size
+    "SGD-m": (recipe("SGD", lr=H, momentum=0.9), 0.1),
+    "SGD-m, WD": (recipe("SGD", lr=H, momentum=0.9, weight_decay=5e-4), 0.1),
+    "o-CoLA-ud": (recipe("orthogonal_cola_ud", lr=math.sqrt(H), friction=0.5, free=["head.*"]), math.sqrt(0.1)),
+    "SGD": (recipe("SGD", lr=H), 1.0),
+    "o-CoLA-od": (recipe("orthogonal_cola_od", lr=H, free=["head.*"]), 1.0),
 }
+TRAINING, LOSS = at_end("training loss", "training loss", 3), at_end("loss", "test loss", 3)
+ACCURACY = at_end("accuracy", "test accuracy %", 3)
 
 
 @dataclass(frozen=True)
@@ -77,13 +62,7 @@ class Config:
 
 def run(config: Config, lab: Lab) -> Results:
     """Run i of every method has the same minibatches."""
-    return lab.pieces(
-        {
-            f"{method}, run {i}": partial(piece, method, config, lab.named_seed(f"run {i}"))
-            for i in range(config.runs)
-            for method in METHODS
-        }
-    )
+    return lab.runs(METHODS, config.runs, partial(piece, config))
 
 
 class Block(nn.Module):
@@ -144,7 +123,7 @@ class Shifted:
             yield x.permute(0, 3, 1, 2).contiguous(), self.y[which]
 
 
-def piece(method: str, config: Config, seed: int) -> Results:
+def piece(config: Config, method: str, seed: int) -> Results:
     """Train once; training and test loss and test accuracy after every epoch."""
     (x, y), (x_test, y_test) = (shrunk(train, config) for train in (True, False))
     torch.manual_seed(seed)
@@ -183,67 +162,54 @@ def tested(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, flo
     return float(cross_entropy(logits, y)), 100 * float((logits.argmax(1) == y).float().mean())
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    found = side_by_side(results)
-
-    def ends(method: str) -> str:
-        (a, ea), (b, eb) = (mean_error(found[method][key][-1]) for key in ("accuracy", "loss"))
-        return f"{method} {a:.1f} ± {ea:.1f} %, loss {b:.3f} ± {eb:.3f}"
-
-    last = {method: (one["accuracy"][-1], one["loss"][-1]) for method, one in found.items()}
-    throughout = {method: found[method]["loss"].mean(0) for method in ("o-CoLA-od", "SGD")}
-    means = " against ".join(f"{mean_error(loss)[0]:.3f}" for loss in throughout.values())
+def claims(results: Results, config: Config) -> Claims:
+    accuracy, loss = ACCURACY.of(results), LOSS.of(results)
+    said = {m: f"{m} {plus_minus(accuracy[m])} %, loss {LOSS.text(loss[m])}" for m in METHODS}
     picture = "Figure 4.6: o-CoLA-ud without weight decay strongly outperforms SGD-m without weight decay"
-    return [
-        Claim(
-            "o-CoLA-ud ends with higher test accuracy than SGD-m, both without weight decay",
-            picture,
-            f"{ends('o-CoLA-ud')}; {ends('SGD-m')}; {ends('SGD-m, WD')}",
-            *more(last["o-CoLA-ud"][0], last["SGD-m"][0]),
-        ),
-        Claim(
-            "… and with lower test loss",
-            picture,
-            f"{ends('o-CoLA-ud')}; {ends('SGD-m')}",
-            *less(last["o-CoLA-ud"][1], last["SGD-m"][1]),
-        ),
-        Claim(
-            "o-CoLA-od ends with higher test accuracy than SGD",
-            "Figure 4.9: modestly higher test accuracy",
-            f"{ends('o-CoLA-od')}; {ends('SGD')}",
-            *more(last["o-CoLA-od"][0], last["SGD"][0]),
-        ),
-        Claim(
-            "… and has lower test loss throughout training",
-            "Figure 4.9: lower test loss throughout training, inhibits overfitting",
-            f"mean over epochs {means}",
-            *less(throughout["o-CoLA-od"], throughout["SGD"]),
-        ),
-    ]
+    yield Claim(
+        "o-CoLA-ud ends with higher test accuracy than SGD-m, both without weight decay",
+        picture,
+        f"{said['o-CoLA-ud']}; {said['SGD-m']}; {said['SGD-m, WD']}",
+        *more(accuracy["o-CoLA-ud"], accuracy["SGD-m"]),
+    )
+    yield Claim(
+        "… and with lower test loss",
+        picture,
+        f"{said['o-CoLA-ud']}; {said['SGD-m']}",
+        *less(loss["o-CoLA-ud"], loss["SGD-m"]),
+    )
+    yield Claim(
+        "o-CoLA-od ends with higher test accuracy than SGD",
+        "Figure 4.9: modestly higher test accuracy",
+        f"{said['o-CoLA-od']}; {said['SGD']}",
+        *more(accuracy["o-CoLA-od"], accuracy["SGD"]),
+    )
+    throughout = [results[method]["loss"].mean(0) for method in ("o-CoLA-od", "SGD")]
+    yield Claim(
+        "… and has lower test loss throughout training",
+        "Figure 4.9: lower test loss throughout training, inhibits overfitting",
+        "mean over epochs " + " against ".join(f"{x.mean():.3f}" for x in throughout),
+        *less(*throughout),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = []
-    for method, one in side_by_side(results).items():
-        numbers = [mean_error(one[key][-1]) for key in ("training loss", "loss", "accuracy")]
-        rows.append([method, *(f"{mean:.3f} ± {error:.3f}" for mean, error in numbers)])
-    head = ["method", "training loss", "test loss", "test accuracy %"]
-    return [Table(head, rows, f"{config.runs} runs of {config.epochs} epochs on {config.images:,} images")]
+    caption = f"{config.runs} runs of {config.epochs} epochs on {config.images:,} images"
+    return [tabulated("method", results, [TRAINING, LOSS, ACCURACY], caption)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
+    """Figures 4.6 (above) and 4.9."""
     figure, panels = subplots(2, 3, figsize=(9, 5), sharex=True)
     titles = {"training loss": "training loss", "loss": "test loss", "accuracy": "test accuracy, %"}
-    for method, one in side_by_side(results).items():
-        row = panels[0 if METHODS[method][1] < 1 else 1]
-        for panel, key in zip(row, titles, strict=True):
-            panel.plot(one["epochs"][:, 0], one[key].mean(1), label=method)
-    for panel, title in zip(panels[0], titles.values(), strict=True):
-        panel.set_title(title)
+    rows = [{m: results[m] for m, (_, factor) in METHODS.items() if (factor < 1) == falls} for falls in (True, False)]
+    for column, (key, title) in zip(panels.T, titles.items(), strict=True):
+        for panel, found in zip(column, rows, strict=True):
+            draw_curves(panel, found, key, "epochs", band="")
         for k in (1, 2):
-            panel.axvline(config.epochs * k // 3, color="0.6", lw=0.8, ls=":")
-    for panel in panels[1]:
-        panel.set_xlabel("epochs")
+            column[0].axvline(config.epochs * k // 3, color="0.6", lw=0.8, ls=":")
+        column[0].set_title(title)
+        column[1].set_xlabel("epochs")
     for row in panels:
-        row[0].legend(frameon=False, fontsize=8)
+        row[0].legend()
     return {"residual": figure}
