@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -23,7 +24,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
-from tether.train import Minibatches
 from tether_studies.digits import Pair
 from tether_studies.drawing import subplots
 from tether_studies.judges import every, less, yes
@@ -123,25 +123,19 @@ def search(trained: Callable[[float, int], Curve], short: int, epochs: int) -> t
 
 
 def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: float, epochs: int) -> Curve:
-    """It ends early when a loss is not finite."""
-    net = copy.deepcopy(model)
-    (x, y), test = pairs
-    opt, stream = made(lr=h)(net, 0), Minibatches(len(x), min(100, len(x)), None, seed=seed)
+    """The curve of a run; that of a run that was stopped, for its loss was not finite, is short."""
+    net, (data, test) = copy.deepcopy(model), pairs
+    batch = min(100, len(data[0]))
+    per_epoch = -(-len(data[0]) // batch)
     torch.manual_seed(seed)  # the same dropout for all
-    curve = [measure(net, (x, y), test)]
-    for epoch in range(epochs):
-        for step in range(epoch * stream.per_epoch, (epoch + 1) * stream.per_epoch):
-            rows = stream(step)[0]
-            opt.zero_grad()
-            loss = cross_entropy(net(x[rows]), y[rows])
-            if not loss.isfinite():
-                return curve
-            loss.backward()
-            if not all(param.grad is None or param.grad.isfinite().all() for param in net.parameters()):
-                return curve
-            opt.step()
-        curve.append(measure(net, (x, y), test))
-    return curve
+    curve = [measure(net, data, test)]
+    options: dict[str, Any] = {"seed": seed, "progress": False, "compiled": False}
+    options["callbacks"] = [lambda *_: curve.append(measure(net, data, test))]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".* is stopped")
+        opt = made(lr=h)(net, 0)
+        log = tether.train(net, opt, data, cross_entropy, epochs * per_epoch, batch, per_epoch, **options)
+    return curve[:1] if log.stopped else curve
 
 
 @torch.no_grad()

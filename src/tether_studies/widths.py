@@ -6,22 +6,23 @@ network's layers meet barriers (1 to 4) with the last ones narrower still.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
-from tether.measure import layer_paths, linear_path
+from tether.measure import linear_path
+from tether_studies.digits import perceptron
 from tether_studies.drawing import subplots
 from tether_studies.judges import every, less, more, near, yes
 from tether_studies.lab import Lab
-from tether_studies.lines import counted, draw_lines, packed
-from tether_studies.straight_lines import perceptron, spirals
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.lines import by_layer, counted, draw_lines, packed, spirals, state_of
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-6.17",
@@ -62,109 +63,90 @@ class Config:
 def run(config: Config, lab: Lab) -> Results:
     """Lines of the whole network and of each layer; run i of the three networks sees the same minibatches."""
     seed = lab.named_seed("data")
-    return lab.pieces(
-        {name: partial(lines_of, widths, config, seed, lab.checkpoint(name)) for name, widths in config.widths.items()}
-    )
+    return lab.pieces({name: partial(lines_of, name, config, seed, lab.checkpoint(name)) for name in config.widths})
 
 
-def lines_of(widths: tuple[int, ...], config: Config, seed: int, checkpoint: Any) -> Results:
+def lines_of(name: str, config: Config, seed: int, checkpoint: Any) -> Results:
     """Train some replicas and go back along the lines."""
     data, test = spirals(config.train, seed), spirals(config.test, seed + 1)
-    nets = tether.Replicas(lambda: perceptron(2, *widths, 1), config.runs, seed=seed)
-    start = copy.deepcopy(nets.state_dict())
+    nets = tether.Replicas(lambda: perceptron(2, *config.widths[name], 1), config.runs, seed=seed)
+    start = state_of(nets)
     opt = torch.optim.Adam(nets.parameters(), lr=config.lr)
     options: dict[str, Any] = {"seed": seed, "checkpoint": checkpoint, "progress": False}
     tether.train(nets, opt, data, bce, config.steps, config.batch, **options)
     end = nets.state_dict()
-    results = packed("net", linear_path(nets, start, end, test, config.points, loss=bce))
-    by_layer = layer_paths(nets, start, end, test, config.points, loss=bce)
-    for layer in LAYERS:
-        results |= packed(f"layer {layer}", [paths[layer] for paths in by_layer])
-    return results
+    whole = packed("net", linear_path(nets, start, end, test, config.points, loss=bce))
+    return whole | by_layer(nets, start, end, test, config.points, bce)
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    early = {layer: results["narrow"][f"layer {layer}: shapes"] for layer in LAYERS[:EARLY]}
-    late = {layer: results["narrow"][f"layer {layer}: shapes"] for layer in LAYERS[EARLY:]}
-    share = {name: fraction(shapes) for name, shapes in (("early", early), ("late", late))}
-    barriers = {name: found["net: barriers"] for name, found in results.items()}
-    shapes = {name: found["net: shapes"] for name, found in results.items()}
-    accuracies = {name: found["net: accuracies"].mean() for name, found in results.items()}
+def claims(results: Results, config: Config) -> Claims:
+    barriers, shapes, accuracies = (
+        {name: found[f"net: {key}"] for name, found in results.items()} for key in ("barriers", "shapes", "accuracies")
+    )
     widths = {name: "-".join(map(str, nodes)) for name, nodes in config.widths.items()}
-    return [
-        Claim(
-            "all three networks learn the spiral",
-            "100 % test accuracy",
-            ", ".join(f"{name}: {x:.1f} %" for name, x in accuracies.items()),
-            *every({name: near(results[name]["net: accuracies"], 100, 0.5) for name in results}),
-        ),
-        Claim(
-            "early layers meet barriers, later ones fall monotonically",
-            "Figure 6.17, left: barriers in layers 1 to 4, none in layers 5 to 8",
-            f"barriers on {100 * share['early'].mean():.0f} % of the lines of layers 1 to 4 and "
-            f"{100 * share['late'].mean():.0f} % of later ones ({widths['narrow']})",
-            *more(share["early"], share["late"], paired=True),
-        ),
-        Claim(
-            "the narrow network as a whole meets a barrier",
-            "Figure 6.17, left: a barrier for 50 nodes",
-            counted(shapes["narrow"]),
-            *yes(bool((shapes["narrow"] == "barrier").mean() > 0.5), f"more than half of {config.runs} runs"),
-        ),
-        Claim(
-            "more nodes in all layers remove it",
-            "Figure 6.17, middle: none for 500 nodes",
-            f"{counted(shapes['wide'])}: {barriers['wide'].mean():.2f} high, {barriers['narrow'].mean():.2f} in the "
-            f"narrow one ({widths['wide']})",
-            *every({
-                "lower": less(barriers["wide"], barriers["narrow"]),
-                "gone": yes(not (shapes["wide"] == "barrier").any(), counted(shapes["wide"])),
-            }),
-        ),
-        Claim(
+    yield Claim(
+        "all three networks learn the spiral",
+        "100 % test accuracy",
+        ", ".join(f"{name}: {x.mean():.1f} %" for name, x in accuracies.items()),
+        *every({name: near(x, 100, 0.5) for name, x in accuracies.items()}),
+    )
+    early, late = (barred(results["narrow"], layers) for layers in (LAYERS[:EARLY], LAYERS[EARLY:]))
+    yield Claim(
+        "early layers meet barriers, later ones fall monotonically",
+        "Figure 6.17, left: barriers in layers 1 to 4, none in layers 5 to 8",
+        f"barriers on {100 * early.mean():.0f} % of the lines of layers 1 to 4 and "
+        f"{100 * late.mean():.0f} % of later ones ({widths['narrow']})",
+        *more(early, late, paired=True),
+    )
+    yield Claim(
+        "the narrow network as a whole meets a barrier",
+        "Figure 6.17, left: a barrier for 50 nodes",
+        counted(shapes["narrow"]),
+        *yes(bool((shapes["narrow"] == "barrier").mean() > 0.5), f"more than half of {config.runs} runs"),
+    )
+    for name, text, published in (
+        ("wide", "more nodes in all layers remove it", "Figure 6.17, middle: none for 500 nodes"),
+        (
+            "wide, then narrow",
             "and so do more nodes where barriers are, with fewer elsewhere",
             "Figure 6.17, right: none for 500-500-500-500-25-25",
-            f"{counted(shapes['wide, then narrow'])}: {barriers['wide, then narrow'].mean():.2f} high "
-            f"({widths['wide, then narrow']})",
-            *every({
-                "lower": less(barriers["wide, then narrow"], barriers["narrow"]),
-                "gone": yes(
-                    not (shapes["wide, then narrow"] == "barrier").any(), counted(shapes["wide, then narrow"])
-                ),
-            }),
         ),
-    ]  # fmt: skip
+    ):
+        narrow = f", {barriers['narrow'].mean():.2f} in the narrow one" if name == "wide" else ""
+        gone = yes(not (shapes[name] == "barrier").any(), counted(shapes[name]))
+        yield Claim(
+            text,
+            published,
+            f"{counted(shapes[name])}: {barriers[name].mean():.2f} high{narrow} ({widths[name]})",
+            *every({"lower": less(barriers[name], barriers["narrow"]), "gone": gone}),
+        )
 
 
-def fraction(shapes: dict[str, Any]) -> Any:
-    """Of each run: on how many of these layers' lines there is a barrier."""
-    return sum((one == "barrier").astype(float) for one in shapes.values()) / len(shapes)
+def barred(found: Results, layers: tuple[str, ...]) -> Any:
+    """Of each run: on how many of these layers' lines there is a barrier, as a fraction."""
+    return np.mean([found[f"layer {layer}: shapes"] == "barrier" for layer in layers], axis=0)
 
 
 def tables(results: Results, config: Config) -> list[Table]:
     rows = []
-    for name, found in results.items():
-        for line in ("net", *(f"layer {layer}" for layer in LAYERS)):
-            losses, number = found[f"{line}: losses"], line
-            if line != "net":
-                number = f"layer {int(line.split()[1]) // 2 + 1}"
-            height = f"{found[f'{line}: barriers'].mean():.3g}"
-            rows.append((name, number, counted(found[f"{line}: shapes"]), height, f"{losses[:, 0].mean():.3g}"))
+    lines = {"net": "net"} | {f"layer {layer}": f"layer {i + 1}" for i, layer in enumerate(LAYERS)}
+    for (name, found), (line, label) in product(results.items(), lines.items()):
+        losses, shapes, barriers = (found[f"{line}: {key}"] for key in ("losses", "shapes", "barriers"))
+        rows.append((name, label, counted(shapes), f"{barriers.mean():.3g}", f"{losses[:, 0].mean():.3g}"))
     return [Table(("network", "line", "shapes", "barrier", "loss at the start"), rows, "Means over the runs")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
-    figure, panels = subplots(1, 3, figsize=(11, 3.8), sharey=True)
+def draw(results: Results, config: Config) -> Figures:
     from matplotlib import colormaps
 
-    shades = colormaps["viridis"]
+    figure, panels = subplots(1, 3, figsize=(11, 3.8), sharey=True)
     for axis, (name, widths) in zip(panels, config.widths.items(), strict=True):
         for i, layer in enumerate(LAYERS):
-            losses = results[name][f"layer {layer}: losses"]
-            draw_lines(axis, losses, shades(i / len(LAYERS)), f"layer {i + 1}", mean=True, lw=1)
+            losses, shade = results[name][f"layer {layer}: losses"], colormaps["viridis"](i / len(LAYERS))
+            draw_lines(axis, losses, shade, f"layer {i + 1}", mean=True, lw=1)
         draw_lines(axis, results[name]["net: losses"], "#1f5fa8", "whole network", mean=True, ls=":", lw=2.5)
         axis.set(title="-".join(map(str, widths)), ylabel="test loss" if axis is panels[0] else "")
         axis.set_yscale("symlog", linthresh=1.0)
         axis.set_ylim(0, None)
-    panels[0].legend(frameon=False, fontsize=7, ncols=2)
+    panels[0].legend(fontsize=7, ncols=2)
     return {"widths": figure}
