@@ -8,22 +8,24 @@ layers orthogonal; beside it SGD from torch's start, SGD from an orthogonal star
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
-from tether_studies.drawing import subplots
+from tether_studies.drawing import draw_curves, subplots
 from tether_studies.judges import every, less, more, plus_minus, yes
 from tether_studies.lab import Lab
 from tether_studies.planar import Sets, Task
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.quantities import Quantity
+from tether_studies.recipes import Recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-4.4",
@@ -34,28 +36,46 @@ STUDY = Study(
 )
 
 
-__all__ = ["METHODS", "SPIRAL", "Recipe", "learn", "network"]
+__all__ = ["METHODS", "SPIRAL", "Method", "learn", "network"]
 
 SPIRAL = Task(options={"turns": 4}, train=500, test=1000, batch=25)
 NODES = 100
+ACCURACY = Quantity("test accuracy %", lambda one: one["accuracy"])
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How the weights between hidden layers begin and what holds them."""
+class Method:
+    """How the weights between hidden layers begin, and the recipe that moves them."""
 
-    constrained: bool = False
+    made: Recipe
     orthogonal_start: bool = False
-    strength: float = 0.0  # λ of the soft constraint
-    temperature: float = 0.0
-    lr: float = 0.1
 
 
+def sgd(lr: float = 0.1, strength: float = 0.0) -> Recipe:
+    """SGD; with a strength λ the soft constraint is added to the loss."""
+
+    def made(nets: tether.Replicas, seed: int) -> torch.optim.Optimizer:
+        opt = tether.methods.sgd(nets, lr=lr)
+        if strength:
+            penalise(opt, between(nets), strength)
+        return opt
+
+    return made
+
+
+def cola(temperature: float = 0.0) -> Recipe:
+    """o-CoLA-od on the weights between hidden layers."""
+    return lambda nets, seed: tether.methods.orthogonal_cola_od(
+        nets, lr=0.1, free=["0.*", f"{2 * hidden_layers(nets)}.*"], temperature=temperature, seed=seed
+    )
+
+
+SOFT = 0.05  # the paper's best λ
 METHODS = {
-    "SGD": Recipe(),
-    "SGD, orthogonal start": Recipe(orthogonal_start=True),
-    "SGD, soft constraint": Recipe(strength=0.05),  # the paper's best
-    "o-CoLA-od": Recipe(constrained=True),
+    "SGD": Method(sgd()),
+    "SGD, orthogonal start": Method(sgd(), orthogonal_start=True),
+    "SGD, soft constraint": Method(sgd(strength=SOFT)),
+    "o-CoLA-od": Method(cola()),
 }
 
 
@@ -73,24 +93,17 @@ class Config:
 
 def run(config: Config, lab: Lab) -> Results:
     """Test accuracies over time; run i of every method has the same data and minibatches."""
-    seed = lab.named_seed("data")
-    work: dict[str, Any] = {}
-    runs = dict(zip(config.depths, config.runs, strict=True))
-    for depth in config.depths:
-        for method, recipe in METHODS.items():
-            work[f"{method}, {depth}"] = partial(piece, recipe, depth, runs[depth], config.steps, seed)
-    warm = Recipe(constrained=True, temperature=config.temperature)
-    work[f"warm, {config.deep}"] = partial(piece, warm, config.deep, runs[config.deep], config.steps, seed)
-    for h in config.step_sizes:
-        for strength in config.strengths:
-            soft = Recipe(strength=strength, lr=h)
-            work[f"h={h}, λ={strength}"] = partial(piece, soft, config.deep, config.soft_runs, config.steps, seed)
-    return lab.pieces(work)
+    seed, runs, deep = lab.named_seed("data"), dict(zip(config.depths, config.runs, strict=True)), config.deep
+    work = {f"{name}, {d}": (method, d, runs[d]) for d in config.depths for name, method in METHODS.items()}
+    work[f"warm, {deep}"] = (Method(cola(config.temperature)), deep, runs[deep])
+    for h, λ in product(config.step_sizes, config.strengths):
+        work[f"h={h}, λ={λ}"] = (Method(sgd(h, λ)), deep, config.soft_runs)
+    return lab.pieces({name: partial(piece, *todo, config.steps, seed) for name, todo in work.items()})
 
 
-def piece(recipe: Recipe, hidden: int, runs: int, steps: int, seed: int) -> Results:
+def piece(method: Method, hidden: int, runs: int, steps: int, seed: int) -> Results:
     """Steps, test accuracies in per cent as times × runs, and the largest |QᵀQ − I| in the end."""
-    return learn(recipe, hidden, SPIRAL.sets(runs, seed), steps, seed)[0]
+    return learn(method, hidden, SPIRAL.sets(runs, seed), steps, seed)[0]
 
 
 def network(hidden: int, orthogonal: bool = False) -> nn.Sequential:
@@ -104,19 +117,20 @@ def network(hidden: int, orthogonal: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(NODES, 1))
 
 
-def learn(recipe: Recipe, hidden: int, sets: Sets, steps: int, seed: int) -> tuple[Results, tether.Replicas]:
+def hidden_layers(nets: nn.Module) -> int:
+    return len([name for name, _ in nets.named_parameters() if name.endswith("weight")]) - 1
+
+
+def between(nets: nn.Module) -> list[nn.Parameter]:
+    """The weights between hidden layers."""
+    return [nets.get_parameter(f"{2 * i}.weight") for i in range(1, hidden_layers(nets))]
+
+
+def learn(method: Method, hidden: int, sets: Sets, steps: int, seed: int) -> tuple[Results, tether.Replicas]:
     """Train a network on each of the sets."""
     x, y, x_test, y_test = sets
-    nets = tether.Replicas(lambda: network(hidden, recipe.orthogonal_start), len(x), seed=seed)
-    inner = [nets.get_parameter(f"{2 * i}.weight") for i in range(1, hidden)]
-    if recipe.constrained:
-        free = ["0.*", f"{2 * hidden}.*"]
-        options: dict[str, Any] = {"temperature": recipe.temperature, "seed": seed}
-        opt = tether.methods.orthogonal_cola_od(nets, lr=recipe.lr, free=free, **options)
-    else:
-        opt = tether.methods.sgd(nets, lr=recipe.lr)
-    if recipe.strength:
-        penalise(opt, inner, recipe.strength)
+    nets = tether.Replicas(lambda: network(hidden, method.orthogonal_start), len(x), seed=seed)
+    opt = method.made(nets, seed)
 
     def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         with torch.no_grad():
@@ -128,10 +142,9 @@ def learn(recipe: Recipe, hidden: int, sets: Sets, steps: int, seed: int) -> tup
         warnings.filterwarnings("ignore", r"replica .* is stopped")
         record = tether.train(nets, opt, (x, y), bce, steps, SPIRAL.batch, every, [test], each=True, seed=seed)
     with torch.no_grad():
-        gap = max(float((w.mT @ w - torch.eye(NODES)).abs().max()) for w in inner)
+        gap = max(float((w.mT @ w - torch.eye(NODES)).abs().max()) for w in between(nets))
     curve = record.metrics["accuracy"]
-    found = {"steps": record.steps, "curve": curve, "accuracy": curve[-1], "gap": gap}
-    return found, nets
+    return {"steps": record.steps, "curve": curve, "accuracy": curve[-1], "gap": gap}, nets
 
 
 def penalise(opt: torch.optim.Optimizer, weights: Sequence[torch.Tensor], strength: float) -> None:
@@ -155,135 +168,97 @@ def penalise(opt: torch.optim.Optimizer, weights: Sequence[torch.Tensor], streng
     opt.step = stiff  # type: ignore[method-assign,assignment]
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
-    ends = {name: found["accuracy"] for name, found in results.items()}
-    beyond = [depth for depth in config.depths if depth > 3]
-
-    def beats(other: str) -> tuple[str, str, str]:
+def claims(results: Results, config: Config) -> Claims:
+    ends, deep = ACCURACY.of(results), config.deep
+    for other, published in (
+        ("SGD", "Figure 4.4: it significantly outperforms unconstrained SGD"),
+        ("SGD, orthogonal start", "Figure 4.4: it clearly outperforms all of these variants"),
+        ("SGD, soft constraint", "Figure 4.4: it significantly outperforms SGD with a soft constraint, λ = 0.05"),
+    ):
+        beyond = [d for d in config.depths if d > 3]
         pairs = {f"{d} layers": (ends[f"o-CoLA-od, {d}"], ends[f"{other}, {d}"]) for d in beyond}
-        text = "; ".join(f"{name} {plus_minus(a)} against {plus_minus(b)}" for name, (a, b) in pairs.items())
-        return text, *every({name: more(a, b) for name, (a, b) in pairs.items()})
-
+        yield Claim(
+            f"beyond three hidden layers o-CoLA-od ends higher than {other}",
+            published,
+            "; ".join(f"{name} {plus_minus(a)} against {plus_minus(b)}" for name, (a, b) in pairs.items()),
+            *every({name: more(a, b) for name, (a, b) in pairs.items()}),
+        )
     gap = max(float(results[f"o-CoLA-od, {depth}"]["gap"]) for depth in config.depths)
-    return [
-        *(
-            Claim(f"beyond three hidden layers o-CoLA-od ends higher than {other}", published, *beats(other))
-            for other, published in (
-                ("SGD", "Figure 4.4: it significantly outperforms unconstrained SGD"),
-                ("SGD, orthogonal start", "Figure 4.4: it clearly outperforms all of these variants"),
-                (
-                    "SGD, soft constraint",
-                    "Figure 4.4: it significantly outperforms SGD with a soft constraint, λ = 0.05",
-                ),
-            )
-        ),
-        Claim(
-            "its weights stay orthogonal",
-            "(4.53)–(4.55): by construction, to the tolerance of the iteration",
-            f"largest entry of |QᵀQ − I| in the end {gap:.1e}",
-            *yes(gap < 1e-5, "single precision; all layers, depths and runs"),
-        ),
-        *soft_claims(ends, results, config),
-        warm_claim(results, config),
-    ]
-
-
-def soft_claims(ends: dict[str, Any], results: Results, config: Config) -> list[Claim]:
-    """Figure 4.5."""
-    d, hard, (large, *_, small) = config.deep, ends[f"o-CoLA-od, {config.deep}"], config.step_sizes
-    cells = {(h, s): ends[f"h={h}, λ={s}"] for h in config.step_sizes for s in config.strengths}
-    cells[METHODS["SGD"].lr, METHODS["SGD, soft constraint"].strength] = ends[f"SGD, soft constraint, {d}"]
-    (h, s), best = max(cells.items(), key=lambda cell: cell[1].mean())
-    stiff = max(config.strengths)
-    gaps = [float(results[f"h={x}, λ={stiff}"]["gap"]) for x in (large, small)]
-    return [
-        Claim(
-            "no step size and strength of the soft constraint reach o-CoLA-od",
-            "Figure 4.5: the soft constraint is unable to reach the same performance",
-            f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {plus_minus(best)}; o-CoLA-od {plus_minus(hard)} "
-            f"({d} layers)",
-            *more(hard, best),
-        ),
-        Claim(
-            "a strong soft constraint needs a smaller step",
-            "Figure 4.5: stiffness, needing the stepsize to be lowered to allow for larger penalty strengths",
-            f"λ = {stiff:g}: h = {large:g} {plus_minus(cells[large, stiff])} (largest |QᵀQ − I| {gaps[0]:.2g}), "
-            f"h = {small:g} {plus_minus(cells[small, stiff])} ({gaps[1]:.2g})",
-            *less(cells[large, stiff], cells[small, stiff]),
-        ),
-    ]
-
-
-def warm_claim(results: Results, config: Config) -> Claim:
-    """Figure 4.8: the mean accuracy over training is higher where training is faster."""
-    cold, warm = (results[f"{name}, {config.deep}"]["curve"].mean(0) for name in ("o-CoLA-od", "warm"))
-    ends = [results[f"{name}, {config.deep}"]["accuracy"] for name in ("warm", "o-CoLA-od")]
-    return Claim(
+    yield Claim(
+        "its weights stay orthogonal",
+        "(4.53)–(4.55): by construction, to the tolerance of the iteration",
+        f"largest entry of |QᵀQ − I| in the end {gap:.1e}",
+        *yes(gap < 1e-5, "single precision; all layers, depths and runs"),
+    )
+    yield from soft_claims(ends, results, config)
+    cold, warm = (results[f"{name}, {deep}"]["curve"].mean(0) for name in ("o-CoLA-od", "warm"))
+    texts = [plus_minus(ends[f"{name}, {deep}"]) for name in ("warm", "o-CoLA-od")]
+    yield Claim(
         "a small temperature speeds up training",
         f"Figure 4.8, τ = {config.temperature:g}: speeds up training and often slightly increases the test accuracies",
-        f"mean accuracy over training {plus_minus(warm)} against {plus_minus(cold)}, in the end {plus_minus(ends[0])} "
-        f"against {plus_minus(ends[1])} ({config.deep} layers)",
+        f"mean accuracy over training {plus_minus(warm)} against {plus_minus(cold)}, in the end {texts[0]} "
+        f"against {texts[1]} ({deep} layers)",
         *more(warm, cold),
     )
 
 
+def soft_claims(ends: dict[str, Any], results: Results, config: Config) -> Claims:
+    """Figure 4.5."""
+    d, hard, (large, *_, small) = config.deep, ends[f"o-CoLA-od, {config.deep}"], config.step_sizes
+    cells = {(h, s): ends[f"h={h}, λ={s}"] for h, s in product(config.step_sizes, config.strengths)}
+    cells[0.1, SOFT] = ends[f"SGD, soft constraint, {d}"]
+    (h, s), best = max(cells.items(), key=lambda cell: cell[1].mean())
+    yield Claim(
+        "no step size and strength of the soft constraint reach o-CoLA-od",
+        "Figure 4.5: the soft constraint is unable to reach the same performance",
+        f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {plus_minus(best)}; o-CoLA-od {plus_minus(hard)} "
+        f"({d} layers)",
+        *more(hard, best),
+    )
+    stiff = max(config.strengths)
+    gaps = [float(results[f"h={x}, λ={stiff}"]["gap"]) for x in (large, small)]
+    yield Claim(
+        "a strong soft constraint needs a smaller step",
+        "Figure 4.5: stiffness, needing the stepsize to be lowered to allow for larger penalty strengths",
+        f"λ = {stiff:g}: h = {large:g} {plus_minus(cells[large, stiff])} (largest |QᵀQ − I| {gaps[0]:.2g}), "
+        f"h = {small:g} {plus_minus(cells[small, stiff])} ({gaps[1]:.2g})",
+        *less(cells[large, stiff], cells[small, stiff]),
+    )
+
+
 def tables(results: Results, config: Config) -> list[Table]:
-    by_depth = [
-        [depth, *(plus_minus(results[f"{method}, {depth}"]["accuracy"]) for method in METHODS)]
-        for depth in config.depths
-    ]
-    by_strength = [
-        [f"h = {h:g}", *(plus_minus(results[f"h={h}, λ={s}"]["accuracy"]) for s in config.strengths)]
-        for h in config.step_sizes
-    ]
+    def cells(names: Iterable[str]) -> list[str]:
+        return [ACCURACY.cell(results[name]) for name in names]
+
+    by_depth = [[depth, *cells(f"{method}, {depth}" for method in METHODS)] for depth in config.depths]
+    by_strength = [[f"h = {h:g}", *cells(f"h={h}, λ={s}" for s in config.strengths)] for h in config.step_sizes]
     ends = f"Test accuracy in per cent after {config.steps:,} steps, mean ± standard error"
+    soft = f"{ends} over {config.soft_runs} runs, {config.deep} hidden layers"
     return [
         Table(["hidden layers", *METHODS], by_depth, f"{ends} over {', '.join(map(str, config.runs))} runs"),
-        Table(
-            ["soft constraint", *(f"λ = {s:g}" for s in config.strengths)],
-            by_strength,
-            f"{ends} over {config.soft_runs} runs, {config.deep} hidden layers",
-        ),
+        Table(["soft constraint", *(f"λ = {s:g}" for s in config.strengths)], by_strength, soft),
     ]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
+    found = {name: {**one, "epochs": one["steps"] * SPIRAL.batch / SPIRAL.train} for name, one in results.items()}
     figure, panels = subplots(2, 2, figsize=(7.5, 6), sharex=True, sharey=True)
     for panel, method in zip(panels.flat, METHODS, strict=True):
-        for i, depth in enumerate(config.depths):
-            draw_curve(panel, results[f"{method}, {depth}"], f"{depth}", f"C{i}")
+        draw_curves(panel, {str(d): found[f"{method}, {d}"] for d in config.depths}, "curve", "epochs")
         panel.set(title=method, ylim=(45, 101))
-    label(panels, "test accuracy, %")
-    panels[-1, -1].legend(title="hidden layers", frameon=False, fontsize=8)
+    figure.supxlabel("epochs")
+    figure.supylabel("test accuracy, %")
+    panels[-1, -1].legend(title="hidden layers")
     count = len(config.step_sizes) + 1
-    columns = 3 if count % 3 == 0 else 2
-    rows = -(-count // columns)
-    size = (3 * columns, 3 * rows)
-    soft, panels = subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
-    for panel, h in zip(panels.flat, config.step_sizes, strict=False):
-        for i, s in enumerate(config.strengths):
-            draw_curve(panel, results[f"h={h}, λ={s}"], f"λ = {s:g}", f"C{i}")
+    soft, panels = subplots(1, count, figsize=(3 * count, 3), sharey=True)
+    for panel, h in zip(panels, config.step_sizes, strict=False):
+        draw_curves(panel, {f"λ = {s:g}": found[f"h={h}, λ={s}"] for s in config.strengths}, "curve", "epochs")
         panel.set(title=f"soft constraint, h = {h:g}", ylim=(45, 101))
-    hard = panels.flat[len(config.step_sizes)]
-    draw_curve(hard, results[f"o-CoLA-od, {config.deep}"], "τ = 0", "C0")
-    draw_curve(hard, results[f"warm, {config.deep}"], f"τ = {config.temperature:g}", "C1")
-    hard.set(title="o-CoLA-od, h = 0.1")
-    for panel in (panels[0, 0], hard):
-        panel.legend(frameon=False, fontsize=8)
-    label(panels, f"test accuracy, %, {config.deep} layers")
+    hard = {"τ = 0": found[f"o-CoLA-od, {config.deep}"], f"τ = {config.temperature:g}": found[f"warm, {config.deep}"]}
+    draw_curves(panels[-1], hard, "curve", "epochs")
+    panels[-1].set(title="o-CoLA-od, h = 0.1")
+    for panel in (panels[0], panels[-1]):
+        panel.legend()
+    soft.supxlabel("epochs")
+    panels[0].set_ylabel(f"test accuracy, %, {config.deep} layers")
     return {"depth": figure, "soft": soft}
-
-
-def label(panels: Any, title: str) -> None:
-    for panel in panels[-1]:
-        panel.set_xlabel("epochs")
-    for panel in panels[:, 0]:
-        panel.set_ylabel(title)
-
-
-def draw_curve(axis: Any, found: Results, label: str, colour: Any) -> None:
-    """Mean over runs, and a band of one standard error."""
-    epochs, curve = found["steps"] * SPIRAL.batch / SPIRAL.train, found["curve"]
-    mean, error = curve.mean(1), curve.std(1, ddof=1) / np.sqrt(curve.shape[1]) if curve.shape[1] > 1 else 0
-    axis.plot(epochs, mean, color=colour, label=label, lw=1.4)
-    axis.fill_between(epochs, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
