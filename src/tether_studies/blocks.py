@@ -5,7 +5,6 @@ Pictures are averaged to 16 × 16, there are four blocks of two convolutions eac
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,21 +15,20 @@ from torch import nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
 from tether.measure import distance, layer_paths, linear_path
-from tether_studies.lines import packed
+from tether_studies.digits import Pair
+from tether_studies.lines import State, packed, state_of
 from tether_studies.pictures import accuracy, pictures
 from tether_studies.residual import Block, Shifted, normed
 from tether_studies.study import Results
 
-__all__ = ["BLOCKS", "Recipe", "State", "halved", "lines", "residual", "train"]
+__all__ = ["BLOCKS", "Training", "halved", "lines", "residual", "train"]
 
-State = dict[str, torch.Tensor]
-Data = tuple[torch.Tensor, torch.Tensor]
 BATCH = 64
 BLOCKS = ("B1", "B2", "B3", "B4", "fc")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Training:
     """SGD with momentum 0.9 in batches of 64, the step size dropped tenfold after each third of the steps."""
 
     steps: int
@@ -58,13 +56,13 @@ def residual(width: int, depth: int = 1, norm: bool = True) -> nn.Sequential:
     return net
 
 
-def halved(train: bool, first: int, last: int) -> Data:
+def halved(train: bool, first: int, last: int) -> Pair:
     """CIFAR-10's pictures from the first to the last, 16 × 16."""
     x, y = pictures(train, 50_000)
     return avg_pool2d(x[first:last], 2), y[first:last]
 
 
-def minibatches(data: Data, augment: bool, seed: int) -> Iterator[Data]:
+def minibatches(data: Pair, augment: bool, seed: int) -> Iterator[Pair]:
     """Epoch after epoch, in random order; augmented by shifts and mirrors."""
     x, y = data
     shifted = Shifted(x, y, BATCH, seed)
@@ -77,28 +75,28 @@ def minibatches(data: Data, augment: bool, seed: int) -> Iterator[Data]:
                 yield x[chosen], y[chosen]
 
 
-def train(net: nn.Sequential, data: Data, recipe: Recipe, seed: int) -> State:
+def train(net: nn.Sequential, data: Pair, training: Training, seed: int) -> State:
     """Train a network where it stands; returns the state it ends in. The seed names minibatches and augmentation."""
     groups = []
     for name, part in net.named_children():
-        groups.append({"params": list(part.parameters()), "lr": dict(recipe.rates).get(name, recipe.lr)})
-    opt = torch.optim.SGD(groups, momentum=0.9, weight_decay=recipe.decay)
-    third = max(1, recipe.steps // 3)
-    schedule = torch.optim.lr_scheduler.StepLR(opt, third, 0.1 if recipe.drops else 1.0)
-    batches = minibatches(data, recipe.augment, seed)
+        groups.append({"params": list(part.parameters()), "lr": dict(training.rates).get(name, training.lr)})
+    opt = torch.optim.SGD(groups, momentum=0.9, weight_decay=training.decay)
+    third = max(1, training.steps // 3)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, third, 0.1 if training.drops else 1.0)
+    batches = minibatches(data, training.augment, seed)
     net.train()
-    for _ in range(recipe.steps):
+    for _ in range(training.steps):
         x, y = next(batches)
         opt.zero_grad()
         cross_entropy(net(x), y).backward()
         opt.step()
         schedule.step()
     net.eval()
-    return copy.deepcopy(net.state_dict())
+    return state_of(net)
 
 
 def lines(
-    net: nn.Sequential, start: Mapping[str, Any], end: Mapping[str, Any], test: Data, points: int, blocks: bool = True
+    net: nn.Sequential, start: Mapping[str, Any], end: Mapping[str, Any], test: Pair, points: int, blocks: bool = True
 ) -> Results:
     """The line from start to end and, block by block, those of single blocks; test accuracy and distance (6.3)."""
     results = packed("net", [linear_path(net, start, end, test, points)])

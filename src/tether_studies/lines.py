@@ -14,13 +14,19 @@ import tether
 from tether.measure import LinearPath, layer_paths
 from tether_studies.digits import Pair
 from tether_studies.judges import Judgement, yes
+from tether_studies.quantities import Quantity
 from tether_studies.study import Results
 
 __all__ = [
-    *("State", "all_are", "by_layer", "counted", "draw_lines", "gathered", "highest", "packed", "spirals", "state_of"),
+    *("ACCURACY", "BARRIER", "DISTANCE", "SHAPES", "State"),
+    *("all_are", "by_layer", "counted", "draw_lines", "gathered", "highest", "packed", "spirals", "state_of"),
 ]
 
 State = dict[str, torch.Tensor]
+SHAPES = Quantity("shapes", lambda one: one["shapes"], show=lambda shapes: counted(shapes))
+BARRIER = Quantity("barrier", lambda one: one["barriers"], 2)
+ACCURACY = Quantity("test accuracy (%)", lambda one: one["accuracy"])
+DISTANCE = Quantity("distance", lambda one: one["distance"], 2)
 
 
 def spirals(count: int, seed: int, turns: int = 4) -> Pair:

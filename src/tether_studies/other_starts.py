@@ -7,7 +7,6 @@ a trained network with one block as it began; and a fresh one with one block tra
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +17,24 @@ import torch
 from torch import nn
 
 from tether.measure import between, random_labels, transplant
-from tether_studies.blocks import Recipe, State, halved, lines, residual, train
+from tether_studies.blocks import BLOCKS, Training, halved, lines, residual, train
 from tether_studies.drawing import subplots
-from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, every, less, more, plus_minus, yes
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, less, more, plus_minus, yes
 from tether_studies.lab import Lab
-from tether_studies.lines import all_are, counted, draw_lines
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.lines import (
+    ACCURACY,
+    BARRIER,
+    DISTANCE,
+    SHAPES,
+    State,
+    all_are,
+    counted,
+    draw_lines,
+    gathered,
+    state_of,
+)
+from tether_studies.quantities import tabulated
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-6.2",
@@ -36,12 +47,13 @@ STUDY = Study(
 )
 
 
-CONVOLUTIONAL = ("B1", "B2", "B3", "B4")
+CONVOLUTIONAL = BLOCKS[:4]
 BASE, PLAIN = "scratch", "scratch, no decay"
 PRETRAINED, RANDOM = "pre-trained", "random labels, no decay"
 TOP, BEFORE, AFTER = "top", "before the top", "after the top"
 PARTIAL = {block: f"trained but {block}" for block in CONVOLUTIONAL}
 ADVERSE = {block: f"random labels in {block}, no decay" for block in CONVOLUTIONAL}
+NAMES = [BASE, PLAIN, PRETRAINED, RANDOM, TOP, BEFORE, AFTER, *PARTIAL.values(), *ADVERSE.values()]
 
 
 @dataclass(frozen=True)
@@ -66,14 +78,14 @@ def trained(config: Config, seed: int) -> Results:
     """Train from every start; lines, accuracies and distances by the name of the start."""
     torch.manual_seed(seed)
     net = residual(config.width)
-    fresh = copy.deepcopy(net.state_dict())
+    fresh = state_of(net)
     data, test = halved(True, 0, config.images), halved(False, 0, config.test)
-    decayed, plain = (Recipe(config.steps, decay=x, augment=False) for x in (config.decay, 0.0))
+    decayed, plain = (Training(config.steps, decay=x, augment=False) for x in (config.decay, 0.0))
     found: Results = {}
 
-    def learn(name: str, start: State, recipe: Recipe = decayed) -> State:
+    def learn(name: str, start: State, training: Training = decayed) -> State:
         net.load_state_dict(start)
-        end = train(net, data, recipe, seed)
+        end = train(net, data, training, seed)
         whole = lines(net, start, end, test, config.points, blocks=False)
         found.update({f"{name}: {key.removeprefix('net: ')}": value for key, value in whole.items()})
         return end
@@ -97,125 +109,92 @@ def elsewhere(net: nn.Sequential, fresh: State, config: Config, seed: int) -> St
     """A state trained on other pictures, with a fresh last layer as for another task."""
     net.load_state_dict(fresh)
     other = halved(True, config.images, config.images + config.other)
-    return transplant(train(net, other, Recipe(2 * config.steps), seed + 1), fresh, "fc.*")
+    return transplant(train(net, other, Training(2 * config.steps), seed + 1), fresh, "fc.*")
 
 
 def scrambled(net: nn.Sequential, fresh: State, data: Any, config: Config, seed: int, found: Results) -> State:
     """A state trained on random labels; `found` is told how many of them it knows."""
     net.load_state_dict(fresh)
     labels = random_labels(data[1], 10, seed=seed)
-    state = train(net, (data[0], labels), Recipe(config.long, lr=0.05, decay=0.0, augment=False), seed + 2)
+    state = train(net, (data[0], labels), Training(config.long, lr=0.05, decay=0.0, augment=False), seed + 2)
     with torch.no_grad():
         found["random labels known"] = 100 * float((net(data[0]).argmax(1) == labels).float().mean())
     return state
 
 
-def gathered(results: Results, name: str, key: str) -> np.ndarray:
-    """What all runs found of a start."""
-    return np.concatenate([np.atleast_1d(one[f"{name}: {key}"]) for one in results.values()])
-
-
-def barred(results: Results) -> np.ndarray:
-    """Has the line of each run without decay a barrier?"""
-    shaped: np.ndarray = gathered(results, PLAIN, "barriers") > 0
-    return shaped
-
-
-def claims(results: Results, config: Config) -> list[Claim]:
-    accuracy = {name: gathered(results, name, "accuracy") for name in names()}
-    barrier = {name: gathered(results, name, "barriers") for name in names()}
-    known = np.mean([float(one["random labels known"]) for one in results.values()])
-    told = {name: counted(gathered(results, name, "shapes")) for name in names()}
-    at = barred(results)
-    worse = {block: less(accuracy[name], accuracy[BASE], paired=True) for block, name in PARTIAL.items()}
-    adverse = {block: less(accuracy[name], accuracy[PLAIN], paired=True) for block, name in list(ADVERSE.items())[:3]}
+def claims(results: Results, config: Config) -> Claims:
+    accuracy, barrier, shapes = (
+        {name: gathered(results, f"{name}: {key}") for name in NAMES} for key in ("accuracy", "barriers", "shapes")
+    )
     right = {name: plus_minus(x) for name, x in accuracy.items()}
     tall = {name: plus_minus(x, 2) for name, x in barrier.items()}
-    return [
-        Claim(
-            "pre-training improves test accuracy and leaves no barrier or plateau",
-            "Figure 6.2A: monotone decay, higher accuracy (ImageNet)",
-            f"{told[PRETRAINED]}; {right[PRETRAINED]} against {right[BASE]} % ({told[BASE]})",
-            *every({
-                "accuracy": more(accuracy[PRETRAINED], accuracy[BASE], paired=True),
-                "monotone": all_are("monotone", gathered(results, PRETRAINED, "shapes")),
-            }),
-        ),
-        Claim(
-            "a start on random labels lowers accuracy and raises the barrier",
-            "Figure 6.2B: lower accuracy, higher barriers (no weight decay)",
-            f"{right[RANDOM]} against {right[PLAIN]} %, barrier {tall[RANDOM]} against "
-            f"{tall[PLAIN]}; {known:.0f} % of the random labels known",
-            *every({
-                "accuracy": less(accuracy[RANDOM], accuracy[PLAIN], paired=True),
-                "barrier": more(barrier[RANDOM], barrier[PLAIN], paired=True),
-            }),
-        ),
-        Claim(
-            "without weight decay some lines have barriers",
-            "Figures 6.3, 6.7: barriers for some random seeds",
-            f"{told[PLAIN]}, the highest rises by {barrier[PLAIN].max():.2f}",
-            *(yes(True, f"{at.sum()} of {config.runs} runs") if at.any() else (UNDECIDED, "in no run")),
-        ),
-        Claim(
-            "a start at the top of the barrier has none, and improves accuracy",
-            "Figure 6.3, Table 6.3: 91.12 ± 0.18 % against 90.01 ± 0.39 %, monotone decay",
-            f"{right[TOP]} against {right[PLAIN]} %; {told[TOP]}",
-            *every({
-                "accuracy": more(accuracy[TOP], accuracy[PLAIN], paired=True),
-                "no barrier": less(barrier[TOP], barrier[PLAIN], paired=True),
-            }),
-        ),
-        Claim(
-            "and so do starts before and after it",
-            "Table 6.3: 91.05 ± 0.21 % and 90.85 ± 0.17 %",
-            ", ".join(f"{name} {right[name]} %" for name in (BEFORE, AFTER)),
-            *every({name: more(accuracy[name], accuracy[PLAIN], paired=True) for name in (BEFORE, AFTER)}),
-        ),
-        Claim(
-            "partial training often lowers test accuracy",
-            "Figure 6.4: 91.79, 91.83, 92.35, 90.97 % with block 1 to 4 reset, 92.2 % from scratch",
-            ", ".join(f"{block} {right[name]}" for block, name in PARTIAL.items())
-            + f" %, {right[BASE]} % from scratch",
-            *often(worse),
-        ),
-        Claim(
-            "one early block from random labels lowers accuracy",
-            "Figure 6.5: lower for the first blocks, slightly higher for block 4",
-            ", ".join(f"{block} {right[name]}" for block, name in ADVERSE.items())
-            + f" %, {right[PLAIN]} % from scratch",
-            *every(adverse),
-        ),
-    ]  # fmt: skip
+    told = {name: counted(x) for name, x in shapes.items()}
+
+    def higher(a: str, b: str) -> Judgement:
+        return more(accuracy[a], accuracy[b], paired=True)
+
+    yield Claim(
+        "pre-training improves test accuracy and leaves no barrier or plateau",
+        "Figure 6.2A: monotone decay, higher accuracy (ImageNet)",
+        f"{told[PRETRAINED]}; {right[PRETRAINED]} against {right[BASE]} % ({told[BASE]})",
+        *every({"accuracy": higher(PRETRAINED, BASE), "monotone": all_are("monotone", shapes[PRETRAINED])}),
+    )
+    known = np.mean([float(one["random labels known"]) for one in results.values()])
+    judged = {"accuracy": higher(PLAIN, RANDOM), "barrier": more(barrier[RANDOM], barrier[PLAIN], paired=True)}
+    yield Claim(
+        "a start on random labels lowers accuracy and raises the barrier",
+        "Figure 6.2B: lower accuracy, higher barriers (no weight decay)",
+        f"{right[RANDOM]} against {right[PLAIN]} %, barrier {tall[RANDOM]} against "
+        f"{tall[PLAIN]}; {known:.0f} % of the random labels known",
+        *every(judged),
+    )
+    barred = int((barrier[PLAIN] > 0).sum())
+    yield Claim(
+        "without weight decay some lines have barriers",
+        "Figures 6.3, 6.7: barriers for some random seeds",
+        f"{told[PLAIN]}, the highest rises by {barrier[PLAIN].max():.2f}",
+        *(yes(True, f"{barred} of {config.runs} runs") if barred else (UNDECIDED, "in no run")),
+    )
+    yield Claim(
+        "a start at the top of the barrier has none, and improves accuracy",
+        "Figure 6.3, Table 6.3: 91.12 ± 0.18 % against 90.01 ± 0.39 %, monotone decay",
+        f"{right[TOP]} against {right[PLAIN]} %; {told[TOP]}",
+        *every({"accuracy": higher(TOP, PLAIN), "no barrier": less(barrier[TOP], barrier[PLAIN], paired=True)}),
+    )
+    yield Claim(
+        "and so do starts before and after it",
+        "Table 6.3: 91.05 ± 0.21 % and 90.85 ± 0.17 %",
+        ", ".join(f"{name} {right[name]} %" for name in (BEFORE, AFTER)),
+        *every({name: higher(name, PLAIN) for name in (BEFORE, AFTER)}),
+    )
+    yield Claim(
+        "partial training often lowers test accuracy",
+        "Figure 6.4: 91.79, 91.83, 92.35, 90.97 % with block 1 to 4 reset, 92.2 % from scratch",
+        ", ".join(f"{block} {right[name]}" for block, name in PARTIAL.items()) + f" %, {right[BASE]} % from scratch",
+        *often({block: higher(BASE, name) for block, name in PARTIAL.items()}),
+    )
+    yield Claim(
+        "one early block from random labels lowers accuracy",
+        "Figure 6.5: lower for the first blocks, slightly higher for block 4",
+        ", ".join(f"{block} {right[name]}" for block, name in ADVERSE.items()) + f" %, {right[PLAIN]} % from scratch",
+        *every({block: higher(PLAIN, ADVERSE[block]) for block in CONVOLUTIONAL[:3]}),
+    )
 
 
-def often(judged: dict[str, tuple[str, str]]) -> tuple[str, str]:
+def often(judged: dict[str, Judgement]) -> Judgement:
     """Held if most judgements are, not held if most are not."""
     verdicts = [verdict for verdict, _ in judged.values()]
     found = next((one for one in (HELD, NOT_HELD) if verdicts.count(one) > len(verdicts) / 2), UNDECIDED)
     return found, every(judged)[1]
 
 
-def names() -> list[str]:
-    """All starts."""
-    return [BASE, PLAIN, PRETRAINED, RANDOM, TOP, BEFORE, AFTER, *PARTIAL.values(), *ADVERSE.values()]
-
-
 def tables(results: Results, config: Config) -> list[Table]:
-    rows = [
-        (
-            name,
-            counted(gathered(results, name, "shapes")),
-            plus_minus(gathered(results, name, "barriers"), 2),
-            plus_minus(gathered(results, name, "accuracy")),
-            plus_minus(gathered(results, name, "distance"), 2),
-        )
-        for name in names()
-    ]
-    return [Table(("start", "shapes", "barrier", "test accuracy (%)", "distance"), rows, "Means ± standard errors")]
+    keys = ("shapes", "barriers", "accuracy", "distance")
+    rows = {name: {key: gathered(results, f"{name}: {key}") for key in keys} for name in NAMES}
+    return [tabulated("start", rows, [SHAPES, BARRIER, ACCURACY, DISTANCE], "Means ± standard errors")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, panels = subplots(2, 2, figsize=(9, 7.2))
     shades = ("#1f5fa8", "#d9822b", "#3a8f4d", "#c2452d", "#7a5aa6")
     shown: dict[str, Sequence[str]] = {
@@ -226,7 +205,7 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     }
     for axis, (title, kinds) in zip(panels.flat, shown.items(), strict=True):
         for name, colour in zip(kinds, shades, strict=False):
-            draw_lines(axis, gathered(results, name, "losses"), colour, name, mean=True)
+            draw_lines(axis, gathered(results, f"{name}: losses"), colour, name, mean=True)
         axis.set(title=title, ylabel="test loss")
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend()
     return {"starts": figure}

@@ -24,7 +24,7 @@ from tether_studies.digits import first_digits, perceptron
 from tether_studies.drawing import subplots
 from tether_studies.judges import every, less, more, near, plus_minus, yes
 from tether_studies.lab import Lab
-from tether_studies.lines import counted, draw_lines, packed, spirals, state_of
+from tether_studies.lines import BARRIER, SHAPES, counted, draw_lines, packed, spirals, state_of
 from tether_studies.quantities import Quantity, listed, tabulated
 from tether_studies.recipes import recipe
 from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
@@ -41,8 +41,6 @@ STUDY = Study(
 
 WARM: dict[str, Any] = {"temperature": 1e-4, "noise": 0.01, "coupling": 0.1, "per": "tensor"}
 METHODS = {"Adam": recipe("Adam", lr=0.005), "AdLaLa": recipe("adlala", lr=0.25, friction=0.5, **WARM)}
-SHAPES = Quantity("shapes", lambda one: one["shapes"], show=counted)
-BARRIER = Quantity("barrier", lambda one: one["barriers"], 2)
 ACCURACY = Quantity("test accuracy (%)", lambda one: one["accuracies"], 2)
 END = Quantity("test loss", lambda one: one["losses"][:, -1], 3)
 MNIST, ONE, TWO = SETS = ("MNIST", "spiral, 1 turn", "spiral, 2 turns")
