@@ -22,12 +22,13 @@ from torch.optim.lr_scheduler import LambdaLR
 import tether
 from tether_studies.drawing import subplots
 from tether_studies.judges import mean_error, more, plus_minus
-from tether_studies.lab import Lab, side_by_side
-from tether_studies.study import Claim, Results, Table
+from tether_studies.lab import Lab
+from tether_studies.recipes import Recipe
+from tether_studies.study import Claim, Claims, Results, Table
 
 __all__ = ["Method", "Task", "draw", "multirate", "no_loss", "pieces", "sgd", "speed", "table"]
 
-Method = Callable[[nn.Module, float], torch.optim.Optimizer]
+Method = Callable[[float], Recipe]  # by the step size
 TURN = 10  # steps at a time
 K = 5
 SPEED, TRIED = "speed", "tried"
@@ -45,21 +46,21 @@ class Task:
 
 def sgd(trained: Sequence[str] = ("",)) -> Method:
     """Momentum 0.9 for the parameters whose names begin so; the others are frozen."""
-    return lambda net, h: torch.optim.SGD(frozen_but(net, trained), lr=h, momentum=0.9, foreach=True)
+    return lambda h: lambda net, seed: torch.optim.SGD(frozen_but(net, trained), lr=h, momentum=0.9, foreach=True)
 
 
 def multirate(fast: Sequence[str], drift: bool = True, k: int = K, slow: float | None = None) -> Method:
     """Algorithm 5.1, or 5.2 without drift, with the fast step h/k = `h`; the slow one is `slow` times that, else k."""
     where = "|".join(f"{name}.*" for name in fast)
 
-    def method(net: nn.Module, h: float) -> torch.optim.Optimizer:
+    def made(net: nn.Module, seed: int, h: float) -> torch.optim.Optimizer:
         opt = tether.methods.multirate_sgd(net, fast=where, k=k, lr=k * h, momentum=0.9, drift=drift)
         if slow is not None:
             for group in opt.param_groups:
                 group["lr"] = slow * h if group["every"] > 1 else h
         return opt
 
-    return method
+    return lambda h: partial(made, h=h)
 
 
 def frozen_but(model: nn.Module, trained: Iterable[str]) -> list[nn.Parameter]:
@@ -69,34 +70,31 @@ def frozen_but(model: nn.Module, trained: Iterable[str]) -> list[nn.Parameter]:
     return [param for param in model.parameters() if param.requires_grad]
 
 
-def pieces(
-    task: Task,
-    methods: Mapping[str, Method],
-    sizes: Sequence[float],
-    tried: Sequence[float],
-    timed: int,
-    runs: int,
-    lab: Lab,
-) -> Results:
-    """Train every method in every run, each with its step size, and compare their speeds; first try step sizes."""
-    work: dict[str, Any] = {}
-    for name, method in methods.items():
-        for h in tried:
-            work[f"{TRIED}, {name}, h={h:g}"] = partial(train, task, method, h, lab.named_seed(TRIED), held_out=True)
-    for i in range(runs):
-        seed = lab.named_seed(f"run {i}")
-        work[f"{SPEED}, run {i}"] = partial(by_turns, task, methods, timed, seed)
-        for (name, method), h in zip(methods.items(), sizes, strict=True):
-            work[f"{name}, run {i}"] = partial(train, task, method, h, seed)
-    return lab.pieces(work)
+def pieces(task: Task, methods: Mapping[str, Method], config: Any, lab: Lab) -> Results:
+    """Train every method in every run, each with its step size, and compare their speeds; first try step sizes.
+
+    The config has `sizes`, one for each method, `tried`, `timed` steps and `runs`.
+    """
+    chosen = {name: methods[name] for name in config.methods}
+    sizes = dict(zip(chosen, config.sizes, strict=True))
+    tried = {f"{TRIED}, {name}, h={h:g}": chosen[name](h) for name in chosen for h in config.tried}
+    seed = lab.named_seed(TRIED)
+
+    def one(name: str, seed: int) -> Results:
+        if name == SPEED:
+            return by_turns(task, chosen, config.timed, seed)
+        return train(task, chosen[name](sizes[name]), seed)
+
+    found = lab.pieces({name: partial(train, task, made, seed, held_out=True) for name, made in tried.items()})
+    return found | lab.runs([SPEED, *chosen], config.runs, one)
 
 
 class Trainee:
     """A copy of a model with its method, and the random numbers of its dropout."""
 
-    def __init__(self, model: nn.Module, method: Method, h: float, steps: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, made: Recipe, steps: int, seed: int) -> None:
         self.net = copy.deepcopy(model).train()
-        self.opt = method(self.net, h)
+        self.opt = made(self.net, seed)
         self.fall = LambdaLR(self.opt, lambda n: 1 - n / steps)
         self.draws = torch.Generator().manual_seed(seed).get_state()
         self.seconds = 0.0
@@ -119,10 +117,10 @@ class Trainee:
         return losses
 
 
-def train(task: Task, method: Method, h: float, seed: int, held_out: bool = False) -> Results:
+def train(task: Task, made: Recipe, seed: int, held_out: bool = False) -> Results:
     """Losses of all batches, and in the end the accuracy in per cent."""
     batches, tests = task.sets(seed, held_out)
-    trainee = Trainee(task.model(seed), method, h, len(batches), seed)
+    trainee = Trainee(task.model(seed), made, len(batches), seed)
     losses = trainee.walk(batches, task.loss)
     trainee.net.eval()
     with torch.no_grad():
@@ -134,7 +132,7 @@ def by_turns(task: Task, methods: Mapping[str, Method], timed: int, seed: int) -
     """Processor seconds of a step, one for each method: a few turns of each, so that a busy machine is fair to all."""
     batches = task.sets(seed, False)[0][:timed]
     model = task.model(seed)
-    trainees = [Trainee(model, method, 1e-3, len(batches), seed) for method in methods.values()]
+    trainees = [Trainee(model, method(1e-3), len(batches), seed) for method in methods.values()]
     for trainee in trainees:
         trainee.walk(batches[:1], task.loss)
         trainee.seconds = 0.0
@@ -146,47 +144,37 @@ def by_turns(task: Task, methods: Mapping[str, Method], timed: int, seed: int) -
 
 def speed(results: Results, methods: Iterable[str]) -> dict[str, np.ndarray]:
     """How many times as fast as the first method, in each run."""
-    seconds = side_by_side(results)[SPEED]["seconds"]
+    seconds = results[SPEED]["seconds"]
     return dict(zip(methods, seconds[0] / seconds, strict=True))
 
 
-def no_loss(results: Results, methods: Iterable[str], ours: str, tests: int, published: tuple[str, str]) -> list[Claim]:
+def no_loss(results: Results, methods: Iterable[str], ours: str, tests: int, published: tuple[str, str]) -> Claims:
     """The two claims of section 5.4.1: faster than the first method, and as accurate, to an error of one test."""
-    found, times = side_by_side(results), speed(results, methods)
-    full = next(iter(times))
-    a, b = found[ours]["accuracy"], found[full]["accuracy"]
+    times = speed(results, methods)
+    a, b = results[ours]["accuracy"], results[next(iter(times))]["accuracy"]
+    yield Claim(
+        "multirate fine-tuning takes little more than half the time of full fine-tuning",
+        published[0],
+        f"{plus_minus(times[ours], 2)} times as fast; held from 1.6 on",
+        *more(times[ours], np.ones_like(times[ours]), by=0.6),
+    )
     within = math.sqrt(b.mean() * (100 - b.mean()) / tests)
-    return [
-        Claim(
-            "multirate fine-tuning takes little more than half the time of full fine-tuning",
-            published[0],
-            f"{plus_minus(times[ours], 2)} times as fast; held from 1.6 on",
-            *more(times[ours], np.ones_like(times[ours]), by=0.6),
-        ),
-        Claim(
-            "without a loss of test accuracy",
-            published[1],
-            f"{plus_minus(a, 2)} % against {plus_minus(b, 2)} %; held if not lower by {within:.1f} points, "
-            "the error of one test",
-            *more(a, b, by=-within, paired=True),
-        ),
-    ]
+    yield Claim(
+        "without a loss of test accuracy",
+        published[1],
+        f"{plus_minus(a, 2)} % against {plus_minus(b, 2)} %; held if not lower by {within:.1f} points, "
+        "the error of one test",
+        *more(a, b, by=-within, paired=True),
+    )
 
 
 def table(results: Results, methods: Iterable[str], published: Mapping[str, str], caption: str) -> list[Table]:
     """Accuracy and speed of every method, and the accuracies of the step sizes that were tried."""
-    found, times = side_by_side(results), speed(results, methods)
-    seconds = dict(zip(times, found[SPEED]["seconds"].mean(1), strict=True))
-    rows = [
-        [
-            name,
-            plus_minus(found[name]["accuracy"], 2),
-            f"{1000 * seconds[name]:.0f}",
-            plus_minus(times[name], 2),
-            published.get(name, ""),
-        ]
-        for name in times
-    ]
+    rows = []
+    for i, (name, times) in enumerate(speed(results, methods).items()):
+        milliseconds = f"{1000 * results[SPEED]['seconds'][i].mean():.0f}"
+        accuracy = plus_minus(results[name]["accuracy"], 2)
+        rows.append([name, accuracy, milliseconds, plus_minus(times, 2), published.get(name, "")])
     made = [Table(["method", "accuracy %", "ms a step", "speed", "thesis, accuracy %"], rows, caption)]
     tried = [
         [*name.split(", ", 1)[1].rsplit(", ", 1), f"{float(one['accuracy']):.2f}"]
@@ -198,17 +186,15 @@ def table(results: Results, methods: Iterable[str], published: Mapping[str, str]
 
 def draw(results: Results, methods: Iterable[str], title: str) -> Any:
     """Loss against time on the way, and accuracy against time in the end."""
-    found, times = side_by_side(results), speed(results, methods)
-    seconds = dict(zip(times, found[SPEED]["seconds"].mean(1), strict=True))
     figure, (left, right) = subplots(1, 2, figsize=(9, 3.8))
-    for name in times:
-        losses = found[name]["losses"].mean(1)
+    for name, seconds in zip(methods, results[SPEED]["seconds"].mean(1), strict=True):
+        losses = results[name]["losses"].mean(1)
         width = max(1, len(losses) // 20)
         smooth = losses[: len(losses) // width * width].reshape(-1, width).mean(1)
-        (line,) = left.plot(seconds[name] * width * (np.arange(len(smooth)) + 0.5), smooth, label=name)
-        mean, error = mean_error(found[name]["accuracy"])
-        right.errorbar(seconds[name] * len(losses), mean, error, fmt="o", color=line.get_color(), capsize=3)
+        (line,) = left.plot(seconds * width * (np.arange(len(smooth)) + 0.5), smooth, label=name)
+        mean, error = mean_error(results[name]["accuracy"])
+        right.errorbar(seconds * len(losses), mean, error, fmt="o", color=line.get_color(), capsize=3)
     left.set(title=title, xlabel="processor seconds", ylabel="training loss")
     right.set(title="in the end", xlabel="processor seconds", ylabel="test accuracy, %", xlim=(0, None))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

@@ -255,17 +255,12 @@ def draw(results: Results, config: Config) -> Figures:
     runs = by_case(results)
     figure, panels = subplots(2, 3, figsize=(11, 7))
     shades = ("#c2452d", "#d99a1c", "#3a8f4d", "#7a5aa6", "#888888")
-    titles = {
-        BASE: "base (6.1B)",
-        FEWER: "fewer pictures (6.6)",
-        PLAIN: "no augmentation (6.6)",
-        DEEPER: "deeper (6.10)",
-    }
-    for axis, (name, title) in zip(panels.flat, titles.items(), strict=False):
+    numbers = {BASE: "6.1B", FEWER: "6.6", PLAIN: "6.6", DEEPER: "6.10"}
+    for axis, (name, number) in zip(panels.flat, numbers.items(), strict=False):
         for block, colour in zip(BLOCKS, shades, strict=True):
             draw_lines(axis, gathered(runs[name], f"{block}: losses"), colour, block, mean=True)
         draw_lines(axis, gathered(runs[name], "net: losses"), "#1f5fa8", "network", mean=True, ls="--")
-        axis.set_title(title)
+        axis.set_title(f"{name} ({number})")
     several = {
         "weight decay (6.7)": {f"{x:g}": BASE if x == 5e-4 else f"decay {x:g}" for x in DECAYS},
         "fixed step size (6.8)": {f"h = {x:g}": f"fixed h = {x:g}" for x in RATES},

@@ -18,9 +18,9 @@ import tether
 from tether_studies import fine_tuning
 from tether_studies.fine_tuning import Method, Task, multirate, no_loss, pieces, sgd, speed, table
 from tether_studies.judges import less, plus_minus
-from tether_studies.lab import Lab, side_by_side
+from tether_studies.lab import Lab
 from tether_studies.needs import folder_of
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "fig-5.4",
@@ -57,9 +57,8 @@ class Config:
     size: int = at(64, quick=32, full=224)  # pixels
     timed: int = at(20, quick=2)  # steps, to compare speeds
     methods: tuple[str, ...] = at((FULL, OURS, ALONE), full=tuple(METHODS))
-    sizes: tuple[float, ...] = at(
-        (0.02, 0.02, 0.03), full=(0.02, 0.02, 0.03, 0.02, 0.1)
-    )  # step sizes at first; of multirate h/k
+    # step sizes at first; of multirate h/k
+    sizes: tuple[float, ...] = at((0.02, 0.02, 0.03), full=(0.02, 0.02, 0.03, 0.02, 0.1))
     tried: tuple[float, ...] = at((), quick=(0.02,))  # step sizes to try on images held out
 
 
@@ -149,24 +148,20 @@ def run(config: Config, lab: Lab) -> Results:
         lambda net, pair: cross_entropy(net(pair[0]), pair[1]),
         lambda net, pair: net(pair[0]).argmax(1) == pair[1],
     )
-    methods = {name: METHODS[name] for name in config.methods}
-    return pieces(task, methods, config.sizes, config.tried, config.timed, config.runs, lab)
+    return pieces(task, METHODS, config, lab)
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
     published = ("Figure 5.4: almost half the time", "Figure 5.4: the highest test accuracy of all")
-    found, times = side_by_side(results), speed(results, config.methods)
-    alone, ours = (found[name]["accuracy"] for name in (ALONE, OURS))
-    return [
-        *no_loss(results, config.methods, OURS, config.tests, published),
-        Claim(
-            "training the last layers alone is as fast but much less accurate",
-            "Figure 5.4: a comparable speed-up but much lower test accuracy",
-            f"{plus_minus(alone, 2)} % against {plus_minus(ours, 2)} %; "
-            f"{plus_minus(times[ALONE], 2)} and {plus_minus(times[OURS], 2)} times as fast",
-            *less(alone, ours, paired=True),
-        ),
-    ]
+    yield from no_loss(results, config.methods, OURS, config.tests, published)
+    times, alone, ours = speed(results, config.methods), results[ALONE]["accuracy"], results[OURS]["accuracy"]
+    yield Claim(
+        "training the last layers alone is as fast but much less accurate",
+        "Figure 5.4: a comparable speed-up but much lower test accuracy",
+        f"{plus_minus(alone, 2)} % against {plus_minus(ours, 2)} %; "
+        f"{plus_minus(times[ALONE], 2)} and {plus_minus(times[OURS], 2)} times as fast",
+        *less(alone, ours, paired=True),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
@@ -175,5 +170,5 @@ def tables(results: Results, config: Config) -> list[Table]:
     return table(results, config.methods, {}, caption)
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     return {"mobilenet": fine_tuning.draw(results, config.methods, "MobileNetV2 on CIFAR-10")}

@@ -85,8 +85,10 @@ def ends_of(name: str, config: Config, seed: int) -> Results:
     for method, nets in ends.items():
         results |= packed(method, linear_path(nets, start, nets.state_dict(), test, config.points, loss=loss))
     two = (ends["AdLaLa"], trained("AdLaLa", seed + 1))
-    states = ({key: x[0] for key, x in state.items()} for state in (start, *(nets.state_dict() for nets in two)))
-    plane = surface(two[0][0], *states, test, config.side, config.side, loss=loss)
+    first, one, other = (
+        {key: x[0] for key, x in state.items()} for state in (start, *(nets.state_dict() for nets in two))
+    )
+    plane = surface(two[0][0], first, one, other, test, config.side, config.side, loss=loss)
     shapes = [classify(plane.alphas, row, 0.02)[0] for row in plane.losses.T]
     return {**results, "plane": plane.losses, "alphas": plane.alphas, "betas": plane.betas, "across": shapes}
 

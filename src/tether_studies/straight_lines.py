@@ -108,12 +108,12 @@ def claims(results: Results, config: Config) -> Claims:
         f"by {rises.mean():.2f}, from {rises.min():.2f} to {rises.max():.2f}",
         *more(rises, np.zeros(config.runs)),
     )
-    heights = [spiral[f"{line}: barriers"] for line in (own, other)]
+    near, far = (spiral[f"{line}: barriers"] for line in (own, other))
     yield Claim(
         "and even higher to other initializations",
         "Figure 6.1A, right: green above blue",
-        f"barriers of {heights[1].mean():.2f} instead of {heights[0].mean():.2f}",
-        *less(*heights, paired=True),
+        f"barriers of {far.mean():.2f} instead of {near.mean():.2f}",
+        *less(near, far, paired=True),
     )
 
 

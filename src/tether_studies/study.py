@@ -24,7 +24,7 @@ def at(default: T, **scales: Any) -> T:
 
     ``runs: int = at(4, quick=2, full=20)`` is 4, but 2 in a quick run and 20 at the paper's scale.
     """
-    return field(default=default, metadata=scales)  # type: ignore[no-any-return, call-overload]
+    return field(default=default, metadata=scales)
 
 
 @dataclass(frozen=True)
