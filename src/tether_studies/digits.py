@@ -28,10 +28,10 @@ def first_digits(train: bool, count: int) -> Pair:
 
 def digits(runs: int, count: int, tests: int = 10_000) -> tuple[Pair, Pair]:
     """So many images for each run, which no other run sees, and the test set."""
-    x, y = first_digits(True, 60_000)
+    x, y = first_digits(True, runs * count)
     if runs * count > len(x):
         raise ValueError(f"{runs} runs of {count:,} images: there are {len(x):,}, enough for {len(x) // count} runs")
-    own = [values[: runs * count].unflatten(0, (runs, count)) for values in (x, y)]
+    own = [values.unflatten(0, (runs, count)) for values in (x, y)]
     return (own[0], own[1]), first_digits(False, tests)
 
 

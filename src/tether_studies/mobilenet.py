@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
-import tether
 from tether_studies import fine_tuning
 from tether_studies.fine_tuning import Method, Task, multirate, no_loss, pieces, sgd, speed, table
 from tether_studies.judges import less, plus_minus
 from tether_studies.lab import Lab
 from tether_studies.needs import folder_of
+from tether_studies.pictures import read
 from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
@@ -107,11 +107,6 @@ def model(seed: int, classes: int = 10) -> MobileNetV2:
     torch.manual_seed(seed)
     net.classifier[1] = nn.Linear(1280, classes)
     return net
-
-
-@lru_cache(2)
-def read(train: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return tether.data.cifar10(train=train)
 
 
 @lru_cache(1)

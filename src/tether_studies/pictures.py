@@ -9,13 +9,19 @@ from torch import nn
 
 import tether
 
-__all__ = ["Convolutional", "accuracy", "pictures"]
+__all__ = ["Convolutional", "accuracy", "pictures", "read"]
+
+
+@lru_cache(2)
+def read(train: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """All of them as bytes, read once."""
+    return tether.data.cifar10(train=train)
 
 
 @lru_cache(2)
 def pictures(train: bool, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first so many, with mean about 0 and deviation about 1, and their labels."""
-    x, y = tether.data.cifar10(train=train)
+    x, y = read(train)
     return (x[:count].float() / 255 - 0.5) / 0.25, y[:count]
 
 
