@@ -24,7 +24,7 @@ from tether_studies.drawing import subplots
 from tether_studies.image_networks import network
 from tether_studies.judges import UNDECIDED, every, less, mean_error, more, plus_minus, yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "table-6.5",
@@ -203,11 +203,12 @@ def shares(found: dict[str, list[Verdict | None]], kind: str, k: int) -> list[fl
     return [100 * one.between.models.disagreement for one in groups if one is not None] or [float("nan")]
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
     found = verdicts(results, config)
     nine = [one for one in found["nine"] if one is not None]
     if not nine:
-        return [Claim("networks reach the target accuracies", "97.5 to 98.5 %", "none did", UNDECIDED)]
+        yield Claim("networks reach the target accuracies", "97.5 to 98.5 %", "none did", UNDECIDED)
+        return
     two = [100 * one.between.disagreement.mean for one in nine]
     any_two = [100 * one.between.models.disagreement for one in nine]
     one = [100 * one.test.error.mean for one in nine]
@@ -224,45 +225,44 @@ def claims(results: Results, config: Config) -> list[Claim]:
         if len(first) == len(last):
             falls[kind] = less(last, first, paired=True)
     kinds = {kind: shares(found, kind, len(config.targets) - 1) for kind in config.kinds}
-    return [
-        Claim(
-            "two networks of one accuracy disagree on far fewer images than nine do",
-            "11.3, 8.5, 7.4 % of images for two, 28.5, 21.8, 18.2 % for nine (97.5, 98, 98.5 %; Table 6.6)",
-            f"{listed(two)} % for two, {listed(any_two)} % for nine, at test accuracies {levels}",
-            *yes(all(b > 2 * a for a, b in zip(two, any_two, strict=True)), f"twice as many or more; {count}"),
+    yield Claim(
+        "two networks of one accuracy disagree on far fewer images than nine do",
+        "11.3, 8.5, 7.4 % of images for two, 28.5, 21.8, 18.2 % for nine (97.5, 98, 98.5 %; Table 6.6)",
+        f"{percentages(two)} % for two, {percentages(any_two)} % for nine, at test accuracies {levels}",
+        *yes(all(b > 2 * a for a, b in zip(two, any_two, strict=True)), f"twice as many or more; {count}"),
+    )
+    yield Claim(
+        "they err on different images: nine together on far more than each alone",
+        "5.9, 4.3, 3.5 % each, 15.2, 11.5, 7.3 % together, of images between digits (Table 6.6)",
+        f"{percentages(one)} % each, {percentages(any_one)} % together, of MNIST's test images",
+        *yes(all(b > 2 * a for a, b in zip(one, any_one, strict=True)), f"more than twice as many; {count}"),
+    )
+    yield Claim(
+        "with higher test accuracy networks disagree on fewer images",
+        "28.5, 21.8, 18.2 % (Table 6.7)",
+        f"{percentages(any_two)} % for nine; equal ones: "
+        + "; ".join(
+            f"{kind}s {plus_minus(shares(found, kind, 0))} to {plus_minus(kinds[kind])} %" for kind in config.kinds
         ),
-        Claim(
-            "they err on different images: nine together on far more than each alone",
-            "5.9, 4.3, 3.5 % each, 15.2, 11.5, 7.3 % together, of images between digits (Table 6.6)",
-            f"{listed(one)} % each, {listed(any_one)} % together, of MNIST's test images",
-            *yes(all(b > 2 * a for a, b in zip(one, any_one, strict=True)), f"more than twice as many; {count}"),
-        ),
-        Claim(
-            "with higher test accuracy networks disagree on fewer images",
-            "28.5, 21.8, 18.2 % (Table 6.7)",
-            f"{listed(any_two)} % for nine; equal ones: " + "; ".join(
-                f"{kind}s {plus_minus(shares(found, kind, 0))} to {plus_minus(kinds[kind])} %" for kind in config.kinds
-            ),
-            *every({"nine": yes(any_two == sorted(any_two, reverse=True), listed(any_two)), **falls}),
-        ),
-        Claim(
-            "where networks disagree their largest probabilities are smaller",
-            "0.83 to 0.89 where they disagree, 0.96 to 0.99 where they agree (Table 6.8)",
-            f"{sure[:, apart].mean():.2f} and {sure[:, ~apart].mean():.2f}" if mixed else "none",
-            *(more(sure[:, ~apart].mean(1), sure[:, apart].mean(1), paired=True) if mixed else (UNDECIDED, "")),
-        ),
-        Claim(
-            "at one accuracy, perceptrons disagree less than convolutional networks",
-            "an MLP misclassifies the lowest number of images and is most certain (Figure 6.21)",
-            ", ".join(f"{kind}s {plus_minus(x)} %" for kind, x in kinds.items()),
-            *less(kinds["MLP"], kinds["CNN"]),
-        ),
-        Claim(
-            "people disagree on other images than networks do (types A and C)",
-            "type A falls from 15.2 to 7.3 %, type C rises from 6.1 to 8.5 % (Table 6.7)",
-            *typed(nine),
-        ),
-    ]  # fmt: skip
+        *every({"nine": yes(any_two == sorted(any_two, reverse=True), percentages(any_two)), **falls}),
+    )
+    yield Claim(
+        "where networks disagree their largest probabilities are smaller",
+        "0.83 to 0.89 where they disagree, 0.96 to 0.99 where they agree (Table 6.8)",
+        f"{sure[:, apart].mean():.2f} and {sure[:, ~apart].mean():.2f}" if mixed else "none",
+        *(more(sure[:, ~apart].mean(1), sure[:, apart].mean(1), paired=True) if mixed else (UNDECIDED, "")),
+    )
+    yield Claim(
+        "at one accuracy, perceptrons disagree less than convolutional networks",
+        "an MLP misclassifies the lowest number of images and is most certain (Figure 6.21)",
+        ", ".join(f"{kind}s {plus_minus(x)} %" for kind, x in kinds.items()),
+        *less(kinds["MLP"], kinds["CNN"]),
+    )
+    yield Claim(
+        "people disagree on other images than networks do (types A and C)",
+        "type A falls from 15.2 to 7.3 %, type C rises from 6.1 to 8.5 % (Table 6.7)",
+        *typed(nine),
+    )
 
 
 def typed(nine: list[Verdict]) -> tuple[str, str, str]:
@@ -270,11 +270,11 @@ def typed(nine: list[Verdict]) -> tuple[str, str, str]:
     a, c = ([100 * getattr(one.between, kind) for one in nine] for kind in ("type_a", "type_c"))
     if np.isnan(a).any():
         return "not measured", UNDECIDED, "needs labels of people, which are not published: --set people=FILE"
-    text = f"type A {listed(a)} %, type C {listed(c)} %"
+    text = f"type A {percentages(a)} %, type C {percentages(c)} %"
     return text, *yes(a == sorted(a, reverse=True) and c == sorted(c), "A falls and C rises at every step")
 
 
-def listed(values: list[float]) -> str:
+def percentages(values: list[float]) -> str:
     """Percentages, one after the other."""
     return ", ".join(f"{x:.1f}" for x in values)
 
@@ -297,7 +297,7 @@ def tables(results: Results, config: Config) -> list[Table]:
     return [Table(head, rows, "Per cent; errors on MNIST's test images, disagreement on the 165 images between digits")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     found = verdicts(results, config)
     images = results["images"]["images"][:, 0]
     last = next((one for one in reversed(found["nine"]) if one is not None), None)
@@ -320,5 +320,5 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     if nine:
         axis.plot(*zip(*nine, strict=True), "s--", color="#222222", label="nine of three kinds")
     axis.set(xlabel="test accuracy (%)", ylabel="images on which not all agree (%)", ylim=(0, None))
-    axis.legend(frameon=False)
+    axis.legend()
     return {"between": sheet, "disagreement": curves}

@@ -21,7 +21,7 @@ from tether.measure import hessian_spectrum
 from tether_studies.drawing import subplots
 from tether_studies.judges import less, yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "degeneracy",
@@ -99,7 +99,7 @@ def descend(net: nn.Module, data: tuple[torch.Tensor, torch.Tensor], decay: floa
     return math.hypot(*[float(p.grad.norm()) for p in parameters if p.grad is not None])
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
     parameters = config.hidden * (config.features + 1)
     found = {name: stacked(results, name, config) for name in ACTIVATIONS}
     at = {kind: i for i, kind in enumerate(KINDS)}
@@ -112,54 +112,52 @@ def claims(results: Results, config: Config) -> list[Claim]:
     arrived = smooth["slopes"][:, 1] < STILL
     lifted = np.concatenate([one["counts"][:, at["minimum, + λI"], 2] for one in found.values()])
     kinks = kinked["slopes"][:, 1]
-    return [
-        Claim(
-            "the Hessian of an overparametrized network has zero eigenvalues at a minimum",
-            "at least one zero eigenvalue (Theorem 4)",
-            f"of {parameters} eigenvalues {span(zeros['ReLU'])} are 0 with ReLU and {span(zeros['tanh'])} with tanh",
-            *yes(
-                bool(min(x.min() for x in zeros.values()) >= 1 and worst < 1e-10),
-                f"{config.runs} networks of each kind at minima with losses up to {worst:.0e}",
-            ),
+    yield Claim(
+        "the Hessian of an overparametrized network has zero eigenvalues at a minimum",
+        "at least one zero eigenvalue (Theorem 4)",
+        f"of {parameters} eigenvalues {span(zeros['ReLU'])} are 0 with ReLU and {span(zeros['tanh'])} with tanh",
+        *yes(
+            bool(min(x.min() for x in zeros.values()) >= 1 and worst < 1e-10),
+            f"{config.runs} networks of each kind at minima with losses up to {worst:.0e}",
         ),
-        Claim(
-            "where the points are fitted only directions in the span of their ∂f/∂W are curved",
-            f"if N < number of weights there is degeneracy: here N = {config.points}",
-            f"{span(positive)} positive eigenvalues",
-            *yes(bool((positive == config.points).all()), f"{2 * config.runs} minima; 0 is {ZERO:g} of the largest"),
+    )
+    yield Claim(
+        "where the points are fitted only directions in the span of their ∂f/∂W are curved",
+        f"if N < number of weights there is degeneracy: here N = {config.points}",
+        f"{span(positive)} positive eigenvalues",
+        *yes(bool((positive == config.points).all()), f"{2 * config.runs} minima; 0 is {ZERO:g} of the largest"),
+    )
+    yield Claim(
+        "directions that are degenerate near a minimum are not during descent",
+        "the degenerate directions near a minimum will not be degenerate during GD",
+        f"{span(begun)} zero eigenvalues at the start, {span(zeros['tanh'])} at the minimum (tanh)",
+        *less(begun, zeros["tanh"], paired=True),
+    )
+    yield Claim(
+        "λI makes the Hessian at such a minimum positive definite",
+        "H + λI can be positive definite",
+        f"{span(lifted)} of {parameters} eigenvalues positive, λ = {config.decay:g}",
+        *yes(bool((lifted == parameters).all()), f"{2 * config.runs} minima of the loss without λ"),
+    )
+    yield Claim(
+        "the minimum with weight decay is hyperbolic, if the network is smooth",
+        "regularization can transform a degenerate Hessian at a minimum into a hyperbolic one",
+        f"positive definite in {int(firm[arrived].sum())} of {int(arrived.sum())} tanh networks that arrived",
+        *yes(
+            bool(firm[arrived].all() and arrived.mean() > 0.5),
+            f"|∇| < {STILL:g} there; {int((~arrived).sum())} of {config.runs} were still on their way after "
+            f"{config.steps:,} steps",
         ),
-        Claim(
-            "directions that are degenerate near a minimum are not during descent",
-            "the degenerate directions near a minimum will not be degenerate during GD",
-            f"{span(begun)} zero eigenvalues at the start, {span(zeros['tanh'])} at the minimum (tanh)",
-            *less(begun, zeros["tanh"], paired=True),
+    )
+    yield Claim(
+        "and so it is if its units are ReLUs",
+        "the same, for deep networks with ReLUs",
+        f"|∇| does not vanish in {int((kinks > STILL).sum())} of {config.runs}: {np.median(kinks):.0e} (median)",
+        *yes(
+            bool((kinks < STILL).all()),
+            "a point where a unit switches pulls the weights to its kink, where there is no Hessian",
         ),
-        Claim(
-            "λI makes the Hessian at such a minimum positive definite",
-            "H + λI can be positive definite",
-            f"{span(lifted)} of {parameters} eigenvalues positive, λ = {config.decay:g}",
-            *yes(bool((lifted == parameters).all()), f"{2 * config.runs} minima of the loss without λ"),
-        ),
-        Claim(
-            "the minimum with weight decay is hyperbolic, if the network is smooth",
-            "regularization can transform a degenerate Hessian at a minimum into a hyperbolic one",
-            f"positive definite in {int(firm[arrived].sum())} of {int(arrived.sum())} tanh networks that arrived",
-            *yes(
-                bool(firm[arrived].all() and arrived.mean() > 0.5),
-                f"|∇| < {STILL:g} there; {int((~arrived).sum())} of {config.runs} were still on their way after "
-                f"{config.steps:,} steps",
-            ),
-        ),
-        Claim(
-            "and so it is if its units are ReLUs",
-            "the same, for deep networks with ReLUs",
-            f"|∇| does not vanish in {int((kinks > STILL).sum())} of {config.runs}: {np.median(kinks):.0e} (median)",
-            *yes(
-                bool((kinks < STILL).all()),
-                "a point where a unit switches pulls the weights to its kink, where there is no Hessian",
-            ),
-        ),
-    ]  # fmt: skip
+    )
 
 
 def stacked(results: Results, name: str, config: Config) -> dict[str, np.ndarray]:
@@ -182,7 +180,7 @@ def tables(results: Results, config: Config) -> list[Table]:
     return [Table(("units", "where", "negative", "zero", "positive"), rows, "Hessian, means over the runs")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, panels = subplots(1, 2, figsize=(9, 4), sharey=True)
     marks = {"start": ("0.6", 2), "minimum": ("#1f5fa8", 6), "minimum, + λI": ("#c2452d", 4)}
     marks["minimum with decay, + λI"] = ("#3a8f4d", 2)
@@ -197,5 +195,5 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         axis.axvline(config.points + 0.5, color="0.7", lw=0.8, zorder=0)
         axis.set_yscale("symlog", linthresh=1e-6)
         axis.set(title=f"{name} units, {config.points} points", xlabel="rank", ylabel="eigenvalue of the Hessian")
-    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].legend()
     return {"degeneracy": figure}

@@ -21,7 +21,7 @@ from tether.measure import minimum_norm
 from tether_studies.drawing import subplots
 from tether_studies.judges import mean_error, near, yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "min-norm",
@@ -152,7 +152,7 @@ def two_layers(config: Config, seed: int) -> Results:
     return {"distance": distance.view(-1, count), "misfit": misfit.view(-1, count)}
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
     square, ridge = results["square"], results["ridge"]
     away = [i for i, size in enumerate(config.starts) if size]
     zero = config.starts.index(0.0)
@@ -166,47 +166,45 @@ def claims(results: Results, config: Config) -> list[Claim]:
     deep, misfit = (results["two layers"][name] for name in ("distance", "misfit"))
     smaller = np.polyfit(np.log(config.small), np.log(deep.T), 1)[0]
     count = f"{config.problems} problems of {config.points} points in {config.features} dimensions"
-    return [
-        Claim(
-            "gradient descent from 0 ends in the solution of least norm",
-            "w = y X⁺",
-            f"|w − y X⁺| ≤ {arrived:.1e} |y X⁺| after {config.steps:,} steps",
-            *yes(arrived < EXACT, f"largest of {count}"),
+    yield Claim(
+        "gradient descent from 0 ends in the solution of least norm",
+        "w = y X⁺",
+        f"|w − y X⁺| ≤ {arrived:.1e} |y X⁺| after {config.steps:,} steps",
+        *yes(arrived < EXACT, f"largest of {count}"),
+    )
+    yield Claim(
+        "weights in the null space of the data do not change, so that the end depends on the start",
+        "only the weights in the span of the xⁿ change",
+        f"they moved by {moved:.1e}, the end is y X⁺ + P w₀ to {kept:.1e}, {apart.min():.2g} or more from y X⁺",
+        *yes(moved < EXACT and kept < EXACT < apart.min(), f"in units of |y X⁺|, {count}, all starts"),
+    )
+    yield Claim(
+        "with ½λ|w|² it ends in the ridge solution, from everywhere",
+        "w = y Xᵀ(X Xᵀ + λI)⁻¹, independent of initial conditions",
+        f"|w − w_λ| ≤ {anywhere:.1e} |w_λ| from all starts, λ = {config.decay:g}",
+        *yes(anywhere < EXACT, f"largest of {count}, {len(config.starts)} starts each"),
+    )
+    yield Claim(
+        "as λ → 0 regularization has the same solution as descent from 0",
+        "same solution as λ → 0",
+        f"|w − y X⁺| ∝ λ^{slope.mean():.2f} in the end, {ratios(config.decays, faded)}",
+        *near(slope, 1.0, 0.25),
+    )
+    yield Claim(
+        "a push during training changes the end without λ, and dies out with it",
+        "perturbations during GD will change final W; with λ one gets back to the same W",
+        f"distance left: {left['square'].min():.2g} or more without, {left['ridge'].max():.1e} or less with λ",
+        *yes(left["square"].min() > 1e-2 and left["ridge"].max() < EXACT, f"pushed by N(0, I) halfway, {count}"),
+    )
+    yield Claim(
+        "multilayer linear networks that start near 0 find it too",
+        "a similar situation holds for multilayer linear networks",
+        f"|W₂W₁ − y X⁺| ∝ size^{smaller.mean():.2f}, {ratios(config.small, deep.T)}; misfit {misfit.max():.0e}",
+        *yes(
+            bool(misfit.max() < 1e-4 and (np.diff(deep.mean(0)) < 0).all() and deep[:, -1].max() < 0.05),
+            f"largest at the smallest start {deep[:, -1].max():.2g}, {count}, {config.hidden} hidden units",
         ),
-        Claim(
-            "weights in the null space of the data do not change, so that the end depends on the start",
-            "only the weights in the span of the xⁿ change",
-            f"they moved by {moved:.1e}, the end is y X⁺ + P w₀ to {kept:.1e}, {apart.min():.2g} or more from y X⁺",
-            *yes(moved < EXACT and kept < EXACT < apart.min(), f"in units of |y X⁺|, {count}, all starts"),
-        ),
-        Claim(
-            "with ½λ|w|² it ends in the ridge solution, from everywhere",
-            "w = y Xᵀ(X Xᵀ + λI)⁻¹, independent of initial conditions",
-            f"|w − w_λ| ≤ {anywhere:.1e} |w_λ| from all starts, λ = {config.decay:g}",
-            *yes(anywhere < EXACT, f"largest of {count}, {len(config.starts)} starts each"),
-        ),
-        Claim(
-            "as λ → 0 regularization has the same solution as descent from 0",
-            "same solution as λ → 0",
-            f"|w − y X⁺| ∝ λ^{slope.mean():.2f} in the end, {ratios(config.decays, faded)}",
-            *near(slope, 1.0, 0.25),
-        ),
-        Claim(
-            "a push during training changes the end without λ, and dies out with it",
-            "perturbations during GD will change final W; with λ one gets back to the same W",
-            f"distance left: {left['square'].min():.2g} or more without, {left['ridge'].max():.1e} or less with λ",
-            *yes(left["square"].min() > 1e-2 and left["ridge"].max() < EXACT, f"pushed by N(0, I) halfway, {count}"),
-        ),
-        Claim(
-            "multilayer linear networks that start near 0 find it too",
-            "a similar situation holds for multilayer linear networks",
-            f"|W₂W₁ − y X⁺| ∝ size^{smaller.mean():.2f}, {ratios(config.small, deep.T)}; misfit {misfit.max():.0e}",
-            *yes(
-                bool(misfit.max() < 1e-4 and (np.diff(deep.mean(0)) < 0).all() and deep[:, -1].max() < 0.05),
-                f"largest at the smallest start {deep[:, -1].max():.2g}, {count}, {config.hidden} hidden units",
-            ),
-        ),
-    ]  # fmt: skip
+    )
 
 
 def ratios(values: tuple[float, ...], distances: np.ndarray) -> str:
@@ -223,7 +221,7 @@ def tables(results: Results, config: Config) -> list[Table]:
     return [Table(("descent", "|w₀| ×", "|w − w*| / |w*|", "drift in the null space"), rows, "Means over the problems")]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, panels = subplots(2, 2, figsize=(9, 7), sharey=True)
     titles = {
         "square": "λ = 0: only from 0 to y X⁺",
@@ -237,5 +235,5 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
             values = np.exp(np.log(np.maximum(found["distance"][:, :, i], 1e-16)).mean(1))
             axis.loglog(found["times"], values, label=f"|w₀| × {size:g}")
         axis.set(title=title, xlabel="step", ylabel="|w − w*| / |w*|")
-        axis.legend(frameon=False)
+        axis.legend()
     return {"minimum-norm": figure}

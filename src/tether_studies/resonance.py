@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from tether.hamiltonian import trajectory
 from tether_studies.drawing import subplots
 from tether_studies.judges import yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, at
 
 STUDY = Study(
     "fig-1.9",
@@ -108,7 +107,7 @@ def langevin(config: Config, seed: int) -> Results:
     return {"h": h, "friction": friction, "error": torch.where(error.abs() < 10, error, math.nan)}
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
     respa, noisy = results["r-RESPA"], results["Langevin"]
     unstable = respa["h"][respa["radii"] > 1 + 1e-4] * OMEGA
     multiples = [unstable[(unstable > n * math.pi - 1) & (unstable < n * math.pi + 0.5)] for n in (1, 2, 3)]
@@ -117,30 +116,28 @@ def claims(results: Results, config: Config) -> list[Claim]:
     below = all(abs(high - n * math.pi) <= 2 * step for n, (_, high) in zip((1, 2, 3), bands, strict=True))
     white = np.isnan(noisy["error"]).sum(1)
     zero, one = (float(results[f"type {kind}"]["radii"].max()) for kind in (0, 1))
-    return [
-        Claim(
-            "r-RESPA is unstable just below h = nπ/Ω and stable just above",
-            "Figure 1.9: resonances at hΩ = π, 2π, 3π",
-            "unstable for hΩ in " + ", ".join(f"{low:.2f}–{high:.2f}" for low, high in bands),
-            *yes(below, f"nπ is 3.14, 6.28, 9.42; the grid of step sizes has steps of {step:.3f}"),
-        ),
-        Claim(
-            "larger friction removes the resonances",
-            "Figure 1.10: no instability at large γ",
-            f"{white[0]} of {config.sizes} step sizes unstable at γ = {noisy['friction'][0]:.2g}, "
-            f"{white[-1]} at γ = {noisy['friction'][-1]:.2g}",
-            *yes(white[0] > 0 and white[-1] == 0, "a run is unstable if its ⟨q²⟩ is off by more than 10"),
-        ),
-        Claim(
-            "reversible averaging resonates with the slow variable fixed, not with linear drift",
-            "Figures 1.12 to 1.14: |λ| = 1 for type 1",
-            f"largest |λ|: type 0 {zero:.3f}, type 1 {one:.4f}",
-            *yes(zero > 1.01 and one < 1 + 1e-3, f"k = {config.substeps} sub-steps in place of the exact fast motion"),
-        ),
-    ]
+    yield Claim(
+        "r-RESPA is unstable just below h = nπ/Ω and stable just above",
+        "Figure 1.9: resonances at hΩ = π, 2π, 3π",
+        "unstable for hΩ in " + ", ".join(f"{low:.2f}–{high:.2f}" for low, high in bands),
+        *yes(below, f"nπ is 3.14, 6.28, 9.42; the grid of step sizes has steps of {step:.3f}"),
+    )
+    yield Claim(
+        "larger friction removes the resonances",
+        "Figure 1.10: no instability at large γ",
+        f"{white[0]} of {config.sizes} step sizes unstable at γ = {noisy['friction'][0]:.2g}, "
+        f"{white[-1]} at γ = {noisy['friction'][-1]:.2g}",
+        *yes(white[0] > 0 and white[-1] == 0, "a run is unstable if its ⟨q²⟩ is off by more than 10"),
+    )
+    yield Claim(
+        "reversible averaging resonates with the slow variable fixed, not with linear drift",
+        "Figures 1.12 to 1.14: |λ| = 1 for type 1",
+        f"largest |λ|: type 0 {zero:.3f}, type 1 {one:.4f}",
+        *yes(zero > 1.01 and one < 1 + 1e-3, f"k = {config.substeps} sub-steps in place of the exact fast motion"),
+    )
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     figure, ((left, right), (below, last)) = subplots(2, 2, figsize=(10, 7.5))
     left.plot(results["r-RESPA"]["h"] * OMEGA, results["r-RESPA"]["radii"])
     left.set(title="r-RESPA resonates below nπ (Figure 1.9)", xlabel="hΩ", ylabel="largest |λ|")
@@ -157,6 +154,6 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
         last.plot(np.repeat(found["h"], 4), found["angles"].ravel(), ".", ms=2, alpha=0.7, label=f"type {kind}")
     below.set(title="reversible averaging (Figure 1.12)", xlabel="h", ylabel="largest |λ|")
     last.set(title="arguments of the eigenvalues (Figures 1.13, 1.14)", xlabel="h", ylabel="arg λ")
-    below.legend(frameon=False)
-    last.legend(frameon=False, markerscale=4)
+    below.legend()
+    last.legend(markerscale=4)
     return {"resonance": figure}

@@ -21,7 +21,7 @@ from tether.measure import hard_margin, hessian_spectrum, homogeneity
 from tether_studies.drawing import subplots
 from tether_studies.judges import every, less, near, yes
 from tether_studies.lab import Lab
-from tether_studies.study import Claim, Results, Study, Table, at
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
 STUDY = Study(
     "max-margin",
@@ -182,7 +182,7 @@ def stretched(config: Config) -> Results:
     return {"errors": list(errors.values()), "off": off}
 
 
-def claims(results: Results, config: Config) -> list[Claim]:
+def claims(results: Results, config: Config) -> Claims:
     found, minima, net = results["flow"], results["regularized"], results["stretched"]
     half, late = config.decades // 2 * DECADE, len(found["times"]) - 1
     expected = math.log(found["times"][half]) / math.log(found["times"][late])
@@ -196,63 +196,63 @@ def claims(results: Results, config: Config) -> list[Claim]:
     ratio = (firm / np.array(config.decays)[:, None]).min()
     end, middle = f"t = 10^{config.decades}", f"t = 10^{config.decades // 2}"
     count = f"{config.problems} problems of {config.points} points, {config.starts} starts each"
-    return [
-        Claim(
-            "the weights turn to the direction of the hard-margin separator",
-            "w(t) = w̃ log t + g(t), g bounded: the direction tends to w̃/|w̃|",
-            f"angle {angles[0].mean():.1f}° at t = 1, {angles[half].mean():.2f}° at {middle}, "
-            f"{angles[late].mean():.2f}° at {end}; w went {100 * beside.mean():.1f} % as far sideways as along w̃",
-            *every({
+    yield Claim(
+        "the weights turn to the direction of the hard-margin separator",
+        "w(t) = w̃ log t + g(t), g bounded: the direction tends to w̃/|w̃|",
+        f"angle {angles[0].mean():.1f}° at t = 1, {angles[half].mean():.2f}° at {middle}, "
+        f"{angles[late].mean():.2f}° at {end}; w went {100 * beside.mean():.1f} % as far sideways as along w̃",
+        *every(
+            {
                 "angle": less(angles[late].mean(1), angles[half].mean(1), paired=True),
                 "sideways": near(beside, 0.0, 0.05),
-            }),
+            }
         ),
-        Claim(
-            "their norm grows like log t, with the slope |w̃| = 1/margin",
-            "w(t) = w̃ log t + g(t)",
-            f"slope {pace.mean():.3f} |w̃| from {middle} to {end}",
-            *near(pace, 1.0, 0.05),
+    )
+    yield Claim(
+        "their norm grows like log t, with the slope |w̃| = 1/margin",
+        "w(t) = w̃ log t + g(t)",
+        f"slope {pace.mean():.3f} |w̃| from {middle} to {end}",
+        *near(pace, 1.0, 0.05),
+    )
+    yield Claim(
+        "from every start",
+        "the convergence is independent of initial conditions",
+        f"largest angle between two starts {between[0].mean():.0f}° at t = 1, {between[half].mean():.1f}° at "
+        f"{middle}, {between[late].mean():.2f}° at {end}: to {meet.mean():.2f} of it",
+        *near(meet, expected, 0.1),
+    )
+    yield Claim(
+        "weights of unseen features are not changed, and normalization makes them vanish",
+        "degenerate components are not changed; normalization sets them to zero asymptotically",
+        f"they moved by {found['moved']:.0e}; their share of |w| is {found['unseen'][0].mean():.2f} at t = 1 and "
+        f"{found['unseen'][late].mean():.3f} at {end}",
+        *yes(
+            bool(found["moved"] == 0 and (found["unseen"][late] < found["unseen"][half]).all()),
+            f"smaller at {end} than at {middle} in each run; {count}",
         ),
-        Claim(
-            "from every start",
-            "the convergence is independent of initial conditions",
-            f"largest angle between two starts {between[0].mean():.0f}° at t = 1, {between[half].mean():.1f}° at "
-            f"{middle}, {between[late].mean():.2f}° at {end}: to {meet.mean():.2f} of it",
-            *near(meet, expected, 0.1),
+    )
+    yield Claim(
+        "λ > 0 gives one finite minimum with a positive definite Hessian",
+        "regularization restores hyperbolicity for linear nets",
+        f"minima from all starts equal to {max(minima['spread']):.0e}; smallest eigenvalue {ratio:.3f} λ or more, "
+        f"without λ {np.abs(plain).max():.0e}",
+        *yes(
+            bool(max(minima["spread"]) < 1e-6 and ratio > 0.99 and np.abs(plain).max() < 1e-12),
+            f"{count}, λ from {config.decays[-1]:g} to {config.decays[0]:g}",
         ),
-        Claim(
-            "weights of unseen features are not changed, and normalization makes them vanish",
-            "degenerate components are not changed; normalization sets them to zero asymptotically",
-            f"they moved by {found['moved']:.0e}; their share of |w| is {found['unseen'][0].mean():.2f} at t = 1 and "
-            f"{found['unseen'][late].mean():.3f} at {end}",
-            *yes(
-                bool(found["moved"] == 0 and (found["unseen"][late] < found["unseen"][half]).all()),
-                f"smaller at {end} than at {middle} in each run; {count}",
-            ),
-        ),
-        Claim(
-            "λ > 0 gives one finite minimum with a positive definite Hessian",
-            "regularization restores hyperbolicity for linear nets",
-            f"minima from all starts equal to {max(minima['spread']):.0e}; smallest eigenvalue {ratio:.3f} λ or more, "
-            f"without λ {np.abs(plain).max():.0e}",
-            *yes(
-                bool(max(minima["spread"]) < 1e-6 and ratio > 0.99 and np.abs(plain).max() < 1e-12),
-                f"{count}, λ from {config.decays[-1]:g} to {config.decays[0]:g}",
-            ),
-        ),
-        Claim(
-            "for λ → 0 this minimum points to the hard-margin separator",
-            "recovers the gist of Srebro's result for λ → 0",
-            ", ".join(f"{x.mean():.2f}° at λ = {y:g}" for x, y in zip(fading, config.decays, strict=True)),
-            *less(fading[-1], fading[0], paired=True),
-        ),
-        Claim(
-            "a ReLU network is homogeneous in every layer",
-            "f(W; x) = Π ρ_k f(W̃; x), Σ W ∂f/∂W = f for all k",
-            f"off by {max(net['errors']):.0e} in the worst of {len(net['errors'])} layers, Π ρ f(W̃) {net['off']:.0e}",
-            *yes(bool(max(net["errors"]) < 1e-12 and net["off"] < 1e-12), "relative to the largest |f| of 50 points"),
-        ),
-    ]  # fmt: skip
+    )
+    yield Claim(
+        "for λ → 0 this minimum points to the hard-margin separator",
+        "recovers the gist of Srebro's result for λ → 0",
+        ", ".join(f"{x.mean():.2f}° at λ = {y:g}" for x, y in zip(fading, config.decays, strict=True)),
+        *less(fading[-1], fading[0], paired=True),
+    )
+    yield Claim(
+        "a ReLU network is homogeneous in every layer",
+        "f(W; x) = Π ρ_k f(W̃; x), Σ W ∂f/∂W = f for all k",
+        f"off by {max(net['errors']):.0e} in the worst of {len(net['errors'])} layers, Π ρ f(W̃) {net['off']:.0e}",
+        *yes(bool(max(net["errors"]) < 1e-12 and net["off"] < 1e-12), "relative to the largest |f| of 50 points"),
+    )
 
 
 def tables(results: Results, config: Config) -> list[Table]:
@@ -270,7 +270,7 @@ def tables(results: Results, config: Config) -> list[Table]:
     return [Table(("t", "angle (°)", "largest", "|w| / |w̃|", "share of unseen weights"), rows)]
 
 
-def draw(results: Results, config: Config) -> dict[str, Any]:
+def draw(results: Results, config: Config) -> Figures:
     found = results["flow"]
     times, late = found["times"], len(found["times"]) // 2
     figure, (left, middle, right) = subplots(1, 3, figsize=(11, 3.6))
@@ -281,12 +281,12 @@ def draw(results: Results, config: Config) -> dict[str, Any]:
     left.plot(times[DECADE:], scale / np.log(times[DECADE:]), "k--", lw=1, label="∝ 1/log t")
     left.set(xscale="log", yscale="log", title="direction", xlabel="t", ylabel="angle to the separator (°)")
     left.set_ylim(max(flat[late:].min(), 1e-2) / 2, 180)
-    left.legend(frameon=False)
+    left.legend()
     norms = found["norms"].mean(2) / found["growth"]
     middle.plot(times, norms, color="#1f5fa8", lw=0.7, alpha=0.6)
     middle.plot(times, norms[-1].mean() + np.log(times / times[-1]), "k--", lw=1, label="slope 1/margin")
     middle.set(xscale="log", title="norm", xlabel="t", ylabel="|w| × margin", ylim=(0, None))
-    middle.legend(frameon=False)
+    middle.legend()
     angles = np.array(results["regularized"]["angles"])
     right.plot(config.decays, angles, color="#c2452d", lw=0.7, alpha=0.6)
     right.plot(config.decays, angles.mean(1), "o-", color="#c2452d", lw=2)
