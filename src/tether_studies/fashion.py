@@ -93,7 +93,7 @@ def piece(config: Config, method: str, seed: int) -> Results:
         return {"loss": loss, "accuracy": accuracy, "largest": net.get_parameter("2.weight").detach().abs().max()}
 
     pairs, steps = (images[mine].float() / 255, labels[mine]), config.epochs * -(-config.images // 128)
-    batch, every, opt = min(128, config.images), max(steps // 8, 1), methods(config)[method](net, 0)
+    batch, every, opt = min(128, config.images), max(steps // 8, 1), methods(config)[method](net, seed)
     record = tether.train(net, opt, pairs, cross_entropy, steps, batch, every, [test], seed=seed)
     found = {"epochs": np.array(record.steps) * config.epochs / steps, **record.metrics}
     return found | {"training accuracy": tested(net, images, labels, mine)[1]}

@@ -126,17 +126,18 @@ def name(h: float, momentum: float, decay: float) -> str:
 
 
 def methods(config: Config, text: str) -> dict[str, Recipe]:
-    made = {COLA: lambda net, seed: cola(FRICTIONS[text], net)}
+    made = {COLA: cola(FRICTIONS[text])}
     for h, momentum in config.settings:
         for decay in (0.0, config.decay):
             made[name(h, momentum, decay)] = recipe("SGD", lr=h, momentum=momentum, weight_decay=decay)
     return made
 
 
-def cola(friction: float, net: nn.Module) -> torch.optim.Optimizer:
+def cola(friction: float) -> Recipe:
     """c-CoLA-ud with a radius for each kind of layer; biases are free."""
     parts = [tether.Part(where, on=tether.Circle(radius)) for where, radius in RADII.items()]
-    return tether.Optimizer(net, [*parts, tether.Part("*")], lr=0.4, word="OBA", friction=friction)
+    table = [*parts, tether.Part("*")]
+    return lambda net, seed: tether.Optimizer(net, table, lr=0.4, word="OBA", friction=friction, seed=seed)
 
 
 def piece(text: str, method: str, config: Config, seed: int) -> Results:

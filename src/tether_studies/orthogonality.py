@@ -55,7 +55,7 @@ def sgd(lr: float = 0.1, strength: float = 0.0) -> Recipe:
     """SGD; with a strength λ the soft constraint is added to the loss."""
 
     def made(nets: tether.Replicas, seed: int) -> torch.optim.Optimizer:
-        opt = tether.methods.sgd(nets, lr=lr)
+        opt = tether.methods.sgd(nets, lr=lr, seed=seed)
         if strength:
             penalise(opt, between(nets), strength)
         return opt

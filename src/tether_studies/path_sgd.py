@@ -133,7 +133,7 @@ def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: f
     options["callbacks"] = [lambda *_: curve.append(measure(net, data, test))]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".* is stopped")
-        opt = made(lr=h)(net, 0)
+        opt = made(lr=h)(net, seed)
         log = tether.train(net, opt, data, cross_entropy, epochs * per_epoch, batch, per_epoch, **options)
     return curve[:1] if log.stopped else curve
 

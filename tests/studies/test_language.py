@@ -38,7 +38,7 @@ def test_a_transformer_that_knows_nothing_has_the_entropy_of_its_vocabulary():
 def test_every_weight_has_a_radius_and_no_bias_has():
     torch.manual_seed(0)
     net = Transformer(words=11, width=8, length=6)
-    opt = cola(1.0, net)
+    opt = cola(1.0)(net, 0)
     for x, y in Rows(torch.arange(400) % 11, rows=4, length=6):
         opt.zero_grad()
         torch.nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten()).backward()
