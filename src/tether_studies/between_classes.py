@@ -34,8 +34,6 @@ STUDY = Study(
     notes="The labels of the ten volunteers are not published; without people types A, B and C are not known. "
     "Generator and networks are smaller than the thesis's, step sizes larger, target accuracies lower.",
 )
-
-
 WAYS = [(i, i + 1) for i in range(9)] + [(0, 9)] + [(i, i + 5) for i in range(5)]
 POINTS = 11
 KINDS = ("MLP", "CNN", "ViT")

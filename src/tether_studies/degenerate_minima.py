@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +28,6 @@ STUDY = Study(
     "GD-dynamics slides, square loss, deep networks",
     notes="The slides have no numbers of an experiment. Starts are torch's own; λ is added to the mean of the squares.",
 )
-
-
 ACTIVATIONS = {"ReLU": nn.ReLU, "tanh": nn.Tanh}
 KINDS = ("start", "minimum", "minimum, + λI", "minimum with decay", "minimum with decay, + λI")
 ZERO = 1e-6  # of the largest eigenvalue
@@ -49,10 +46,8 @@ class Config:
 
 def run(config: Config, lab: Lab) -> Results:
     """Spectra at starts and minima, for smooth networks and for ReLU networks; run i of both has the same points."""
-    work: dict[str, Any] = {}
-    for name in ACTIVATIONS:
-        for i in range(config.runs):
-            work[f"{name}, {i}"] = partial(spectra, config, name, lab.named_seed(f"run {i}"))
+    seeds = {i: lab.named_seed(f"run {i}") for i in range(config.runs)}
+    work = {f"{name}, {i}": partial(spectra, config, name, seeds[i]) for name in ACTIVATIONS for i in seeds}
     return lab.pieces(work)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +30,10 @@ STUDY = Study(
     "10,000 pictures of 16 × 16 pixels for three epochs. Blocks with barriers are those whose lines have one in most "
     "runs or, if none has, the two whose lines climb highest above their ends. VGG-11 (Tables 6.2, 6.4) is left out.",
 )
-
-
 DECAYS = (0.0, 1e-4, 5e-4, 5e-3)
 RATES = (0.1, 0.01, 0.001)
 CONVOLUTIONAL = BLOCKS[:4]
+BASE, FEWER, PLAIN, DEEPER, UNNORMED = "base", "fewer pictures", "no augmentation", "deeper", "no BatchNorm"
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,11 @@ class Case:
     blocks: bool = True  # also the lines of single blocks
 
 
-BASE, FEWER, PLAIN, DEEPER = "base", "fewer pictures", "no augmentation", "deeper"
-
-
 def cases(config: Config) -> dict[str, Case]:
     """All but those of Table 6.2, which depend on where barriers are."""
     base = Case(Training(config.steps), config.images)
-    found = {BASE: base, "fewer pictures": replace(base, images=config.fewer)}
-    found["no augmentation"] = replace(base, training=replace(base.training, augment=False))
+    found = {BASE: base, FEWER: replace(base, images=config.fewer)}
+    found[PLAIN] = replace(base, training=replace(base.training, augment=False))
     for decay in DECAYS:
         if decay != base.training.decay:
             found[f"decay {decay:g}"] = replace(base, training=replace(base.training, decay=decay), blocks=False)
@@ -74,27 +71,24 @@ def cases(config: Config) -> dict[str, Case]:
         fixed = replace(base.training, lr=rate, drops=False)
         found[f"fixed h = {rate:g}"] = replace(base, training=fixed, blocks=False)
     found["h = 0.01"] = replace(base, training=replace(base.training, lr=0.01))
-    found["no BatchNorm"] = replace(base, training=replace(base.training, lr=0.02), norm=False)
-    found["deeper"] = replace(base, depth=config.depth)
+    found[UNNORMED] = replace(base, training=replace(base.training, lr=0.02), norm=False)
+    found[DEEPER] = replace(base, depth=config.depth)
     return found
 
 
 def run(config: Config, lab: Lab) -> Results:
     """Every case, run by run; then smaller steps for the blocks whose lines resist most, and for the others."""
-    work = {
-        f"{name}, {i}": partial(trained, case, config, lab.named_seed(f"run {i}"))
-        for name, case in cases(config).items()
-        for i in range(config.runs)
-    }
-    results = lab.pieces(work)
-    high = resisting(results)
-    base = cases(config)[BASE]
+    seeds = {i: lab.named_seed(f"run {i}") for i in range(config.runs)}
+
+    def work(found: dict[str, Case]) -> dict[str, Any]:
+        return {f"{name}, {i}": partial(trained, x, config, seeds[i]) for name, x in found.items() for i in seeds}
+
+    first = cases(config)
+    high = resisting(lab.pieces(work(first)))
     for name, slow in (("resisting", high), ("others", [block for block in BLOCKS if block not in high])):
-        slowed = replace(base.training, rates=tuple((block, 0.01) for block in slow))
-        for i in range(config.runs):
-            case = replace(base, training=slowed)
-            work[f"h = 0.01 for {name}, {i}"] = partial(trained, case, config, lab.named_seed(f"run {i}"))
-    return lab.pieces(work)
+        slowed = replace(first[BASE].training, rates=tuple((block, 0.01) for block in slow))
+        first[f"h = 0.01 for {name}"] = replace(first[BASE], training=slowed)
+    return lab.pieces(work(first))
 
 
 def trained(case: Case, config: Config, seed: int) -> Results:
@@ -139,6 +133,9 @@ def claims(results: Results, config: Config) -> Claims:
     def higher(a: str, b: str) -> Judgement:
         return more(accuracy[a], accuracy[b], paired=True)
 
+    def farther(a: str, b: str) -> Judgement:
+        return more(far[a], far[b], paired=True)
+
     yield Claim(
         "the loss of the whole network stays on a plateau until near the end",
         "Figure 6.1B: plateau at the level of chance, 92.2 % accuracy",
@@ -177,12 +174,7 @@ def claims(results: Results, config: Config) -> Claims:
         "larger step sizes go farther",
         "distance 1.03, 0.88, 0.22 for h = 0.1, 0.01, 0.001",
         ", ".join(f"{plus_minus(far[f'fixed h = {rate:g}'], 2)} for {rate:g}" for rate in RATES),
-        *every(
-            {
-                "0.1, 0.01": more(far[large], far[middle], paired=True),
-                "0.01, 0.001": more(far[middle], far[small], paired=True),
-            }
-        ),
+        *every({"0.1, 0.01": farther(large, middle), "0.01, 0.001": farther(middle, small)}),
     )
     yield Claim(
         "the middle step size is the most accurate, and the one whose line is not monotone",
@@ -214,19 +206,14 @@ def claims(results: Results, config: Config) -> Claims:
     yield Claim(
         "without BatchNorm the line is monotone",
         "Section 6.1.10.6: monotone decay, lower accuracy",
-        f"{told['no BatchNorm']}; {right['no BatchNorm']} against {right[BASE]} %",
-        *every(
-            {
-                "monotone": all_are("monotone", shapes["no BatchNorm"]),
-                "accuracy": higher(BASE, "no BatchNorm"),
-            }
-        ),
+        f"{told[UNNORMED]}; {right[UNNORMED]} against {right[BASE]} %",
+        *every({"monotone": all_are("monotone", shapes[UNNORMED]), "accuracy": higher(BASE, UNNORMED)}),
     )
     yield Claim(
         "the shape of the line does not tell the test accuracy",
         "not a reliable indicator of test accuracy (6.1.9)",
         *unreliable(accuracy, shapes),
-    )  # fmt: skip
+    )
 
 
 def unreliable(accuracy: dict[str, np.ndarray], shapes: dict[str, np.ndarray]) -> tuple[str, str, str]:

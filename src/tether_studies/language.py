@@ -35,8 +35,6 @@ STUDY = Study(
     "does not give the width of the embedding, dropout (0.2 here), the length of a sequence (35), the start, nor which "
     "layers have which radius.",
 )
-
-
 COLA = "c-CoLA-ud"
 TEXTS = {"Penn Treebank": tether.data.ptb, "WikiText-2": tether.data.wikitext2}
 FRICTIONS = {"Penn Treebank": 0.5, "WikiText-2": 1.0}

@@ -29,8 +29,6 @@ STUDY = Study(
     "GD-dynamics slides, square loss, linear networks",
     notes="The slides prove and draw; they have no numbers of an experiment. Random Gaussian problems stand in.",
 )
-
-
 EXACT = 1e-8  # of |w*|: what counts as arrived, in double precision
 
 

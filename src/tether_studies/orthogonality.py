@@ -34,8 +34,6 @@ STUDY = Study(
     notes="The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5; "
     "its caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.",
 )
-
-
 __all__ = ["METHODS", "SPIRAL", "Method", "learn", "network"]
 
 SPIRAL = Task(options={"turns": 4}, train=500, test=1000, batch=25)

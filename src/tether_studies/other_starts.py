@@ -45,8 +45,6 @@ STUDY = Study(
     "with four blocks learns 2,500 pictures of 16 × 16 pixels without augmentation; pre-training is on 7,500 others of "
     "the same set. Where no line has a barrier, its top is the highest point of the line.",
 )
-
-
 CONVOLUTIONAL = BLOCKS[:4]
 BASE, PLAIN = "scratch", "scratch, no decay"
 PRETRAINED, RANDOM = "pre-trained", "random labels, no decay"

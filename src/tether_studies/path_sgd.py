@@ -41,8 +41,6 @@ STUDY = Study(
     "curve each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors "
     "here are 1/100 to 100.",
 )
-
-
 OURS = "Path-SGD"
 METHODS = {
     "SGD": partial(recipe, "sgd"),

@@ -37,8 +37,6 @@ STUDY = Study(
     notes="The thesis does not give the parameters of these runs: Adam has step size 0.005, AdLaLa h = 0.25, γ = 0.5, "
     "τ = 1e-4, σ = 0.01, ε = 0.1 on weights and biases by themselves.",
 )
-
-
 WARM: dict[str, Any] = {"temperature": 1e-4, "noise": 0.01, "coupling": 0.1, "per": "tensor"}
 METHODS = {"Adam": recipe("Adam", lr=0.005), "AdLaLa": recipe("adlala", lr=0.25, friction=0.5, **WARM)}
 ACCURACY = Quantity("test accuracy (%)", lambda one: one["accuracies"], 2)

@@ -37,8 +37,6 @@ STUDY = Study(
     "how the thesis describes it but makes that comparison an easy one. Few images and long "
     "training, so that SGD overfits: else random subsets are behind.",
 )
-
-
 SHARES = {"0.weight": 0.8, "2.weight": 0.5}
 SGD, DROPOUT, FORGETFUL = "SGD", "SGD with dropout", "without the clock"
 ACCURACY = at_end("accuracy", "test accuracy %", 2)

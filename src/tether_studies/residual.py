@@ -35,8 +35,6 @@ STUDY = Study(
     "eight layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not "
     "given there.",
 )
-
-
 H = 0.1
 METHODS = {  # and the factor of a decay of the step size
     "SGD-m": (recipe("SGD", lr=H, momentum=0.9), 0.1),

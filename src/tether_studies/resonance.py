@@ -26,8 +26,6 @@ STUDY = Study(
     "thesis, Figures 1.9, 1.10, 1.12–1.14",
     notes="Figure 1.10 in the thesis has one run of 10⁶ steps for each pair; here it is an average over copies.",
 )
-
-
 OMEGA = 3.0
 SPRINGS = (lambda q: q**2 / 2, lambda q: OMEGA**2 * q**2 / 2)
 STIFF = 10.0

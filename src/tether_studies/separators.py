@@ -30,8 +30,6 @@ STUDY = Study(
     notes="The slides have no numbers of an experiment. The minima with λ are found by Newton's method: they are "
     "unique, so the way there does not matter.",
 )
-
-
 DECADE = 4  # readings
 MARGIN = 0.2  # at least
 

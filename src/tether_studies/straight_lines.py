@@ -35,8 +35,6 @@ STUDY = Study(
     notes="The thesis does not say how long these networks were trained: here ten epochs of MNIST, and the spiral "
     "until its test accuracy is 100 %. After half as many steps, at 99.8 %, one line in ten has no barrier yet.",
 )
-
-
 LINES = {"θ_i → θ_f": "#1f5fa8", "θ'_i → θ_f": "#3a8f4d", "θ_i → θ'_i": "#222222"}
 LAYERS = {"0": "#c2452d", "2": "#d99a1c", "4": "#7a5aa6"}
 SETS = ("MNIST", "spiral")

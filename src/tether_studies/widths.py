@@ -31,8 +31,6 @@ STUDY = Study(
     notes="The thesis's wide layers have 500 nodes, its batches 500 points; it does not say how long it trains. A "
     "barrier is a rise of more than 2 % of the largest loss on the line.",
 )
-
-
 EARLY, HIDDEN = 4, 6
 LAYERS = tuple(str(2 * i) for i in range(HIDDEN + 1))
 
