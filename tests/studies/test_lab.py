@@ -143,10 +143,8 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     command = [sys.executable, "-m", "tether", "run", "fig-1.9", "--quick", "--set", "points=40", "steps=60"]
 
-    def start(out):
-        return subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    killed = start(tmp_path / "killed")
+    command += ["--out", str(tmp_path / "killed")]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     job = Job("fig-1.9", "quick", tmp_path / "killed", changes={"points": 40, "steps": 60})
     folder = folder_of(job)
     deadline = time.time() + 120
@@ -156,9 +154,10 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     killed.wait()
     assert not (folder / "result.json").exists()
     assert 1 <= len(pieces(folder)) < 4
-    assert start(tmp_path / "killed").wait() == 0
-    assert start(tmp_path / "whole").wait() == 0
-    whole = folder_of(replace(job, out=tmp_path / "whole"))
+    complete = replace(job, out=tmp_path / "whole")
+    for one in (job, complete):
+        run_one(one)
+    whole = folder_of(complete)
     assert pieces(folder) == pieces(whole)
     a, b = (json.loads((path / "result.json").read_text()) for path in (folder, whole))
     assert a["claims"] == b["claims"]
