@@ -1,5 +1,7 @@
+import atexit
 import os
 import re
+import shutil
 import sys
 import tempfile
 from importlib.metadata import entry_points
@@ -18,6 +20,7 @@ def as_installed() -> None:
     if {point.name: point.value for point in entry_points(group="tether.commands")} == wanted:
         return
     folder = Path(tempfile.mkdtemp(prefix="tether-metadata-")) / "tether-0.dist-info"
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tether\nVersion: 0\n")
     lines = [f"{name} = {value}" for name, value in wanted.items()]
