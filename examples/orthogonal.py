@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tether.studies.orthogonality import METHODS, SPIRAL, learn
+from tether_studies.orthogonality import METHODS, SPIRAL, learn
 
 
 def picture(nets: dict[str, tuple[float, nn.Module, torch.Tensor, torch.Tensor]], hidden: int, file: Path) -> None:

@@ -21,15 +21,14 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import tether
-from tether.studies.planar import optimizer
-from tether.studies.weights import METHODS, PUBLISHED, TASK
+from tether_studies.weights import METHODS, PUBLISHED, TASK
 
 
 def run(method, runs, steps, sets):
     """Train all runs of a method; returns their test accuracies in per cent, the seconds and the networks."""
     x, y, x_test, y_test = sets
     nets = tether.Replicas(TASK.network, runs)
-    opt = optimizer(METHODS[method], nets, seed=0)
+    opt = METHODS[method](nets, 0)
     began = time.perf_counter()
     tether.train(nets, opt, (x, y), binary_cross_entropy_with_logits, steps, batch=25, each=True, log_every=100)
     seconds = time.perf_counter() - began

@@ -7,6 +7,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ __all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
 
 # keys of a param group that are no fields of a part: torch's, and what checkpoints keep beside the fields
 OTHER_KEYS = {"params", "param_names", "seed", "step", "previous_lr", "stopped", "initial_lr"}
+
+
+@lru_cache
+def untraced() -> Callable[..., Any]:
+    """The step, not traced by torch.compile, which would gain nothing; made late, since this loads torch._dynamo."""
+    return torch.compiler.disable(steps.step)
 
 
 class Clock:
@@ -188,9 +195,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def advance(self, closure: Callable[[], Any] | None = None) -> Any:
         """The step itself, without what torch wraps around `step` for its profiler and for hooks."""
-        return steps.step(self, closure)
-
-    advance._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return untraced()(self, closure)
 
     def stop(self, replicas: Iterable[int]) -> None:
         """Let these replicas, by their place along the first axis, stand still from now on; the others go on."""

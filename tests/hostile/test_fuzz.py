@@ -76,7 +76,8 @@ class Run:
         options = {"seed": c["seed"], "on_nonfinite": c["on_nonfinite"]}
         if c["method"] in CYCLES:
             extra = {"multirate_sgd": {"fast": "2.*", "k": 3}, "random_subset": {"k": 3}, "composite_sgd": {"k": 3}}
-            return getattr(methods, c["method"])(model, lr=0.05, **extra.get(c["method"], {}), **options)
+            lr = 1e-4 if c["method"] == "path_sgd" else 0.05  # random gradients divided by γ lead far away
+            return getattr(methods, c["method"])(model, lr=lr, **extra.get(c["method"], {}), **options)
         surface = SURFACES[c["surface"]]()
         parts = [Part("*.weight", on=surface), Part("*")]
         values = {"τ": ("temperature", 0.01), "γ": ("friction", 0.5), "ε": ("coupling", 0.05)}

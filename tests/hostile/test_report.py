@@ -7,8 +7,8 @@ from importlib import import_module
 import pytest
 
 from tether.cli import main
-from tether.report import every_claim, html, publish, results, update_readme
-from tether.report.tables import what_holds
+from tether_studies.report import every_claim, html, publish, results, update_readme
+from tether_studies.report.tables import what_holds
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EVIL = '"><script>alert(1)</script>'
@@ -177,7 +177,7 @@ def test_an_environment_of_an_older_version_is_enough(lay):
 
 def test_verdicts_do_not_command_the_terminal(lay, monkeypatch, capsys):
     study = type("Study", (), {"title": "a title", "source": "a paper"})()
-    for module in ("tether.studies", "tether.report.results"):
+    for module in ("tether_studies", "tether_studies.report.results"):
         monkeypatch.setattr(import_module(module), "studies", lambda: {"one": study})
     out = lay(record(claims=[{**record()["claims"][0], "verdict": "held\x1b[2J\r\n"}]))
     assert main(["list", "--out", str(out)]) == 0

@@ -17,18 +17,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tether
+import tether_studies
 from tether.cli import main
-from tether.studies.lab import Lab
-from tether.studies.runner import Job, folder_of, run_one
-from tether.studies.study import Claim, Study, yes
+from tether_studies.judges import yes
+from tether_studies.lab import Lab
+from tether_studies.runner import Job, folder_of, run_one
+from tether_studies.study import Claim, Study, at
 
 FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Config:
-    steps: int = 3
+    steps: int = at(3, quick=2)
     rate: float = 0.5
     sizes: tuple[float, ...] = (0.1, 0.2)
     words: int | None = None
@@ -54,7 +55,7 @@ def sleepy(config, lab):
     return lab.pieces({f"nap {i}": lambda: time.sleep(60) or {} for i in range(4)})
 
 
-COUNT = Study("count", "γ counts", "nobody", Config, counted, judged, quick={"steps": 2})
+COUNT = Study("count", "γ counts", "nobody", Config, counted, judged)
 DRAWN = Study("drawn", "draws", "nobody", Config, counted, judged, drawn)
 SLEEPY = Study("sleepy", "sleeps", "nobody", Config, sleepy, judged)
 SLEEPIER = replace(SLEEPY, name="sleepier")
@@ -63,7 +64,7 @@ SLEEPIER = replace(SLEEPY, name="sleepier")
 @pytest.fixture(autouse=True)
 def listed(monkeypatch):
     known = {study.name: study for study in (COUNT, DRAWN, SLEEPY, SLEEPIER)}
-    for module in ("tether.studies", "tether.report.results"):
+    for module in ("tether_studies", "tether_studies.report.results"):
         monkeypatch.setattr(import_module(module), "studies", lambda: known)
 
 
@@ -123,7 +124,7 @@ def test_another_config_has_a_folder_of_its_own(out):
     assert folder_of(Job("count", out=out, changes={"steps": 3})) == out / "count" / "default"
     # Changed runs say so, and do not pass for the study's own result.
     assert json.loads((changed / "result.json").read_text())["changes"] == {"steps": 2}
-    (shown,) = tether.report.results(out)
+    (shown,) = tether_studies.report.results(out)
     assert shown["folder"] == out / "count" / "default"
 
 
@@ -217,7 +218,7 @@ def test_a_termination_is_not_lost_in_a_destructor(tmp_path, monkeypatch):
         Dying()
         return counted(config, lab)
 
-    monkeypatch.setattr(tether.studies, "studies", lambda: {"dying": replace(COUNT, name="dying", run=dying)})
+    monkeypatch.setattr(tether_studies, "studies", lambda: {"dying": replace(COUNT, name="dying", run=dying)})
     process = begun(tmp_path, ["dying"], [])
     process.join(10)
     assert process.exitcode == 143
@@ -236,7 +237,7 @@ def test_studies_at_once_end_with_the_command_that_is_killed(tmp_path, monkeypat
 def test_a_study_whose_process_is_killed_does_not_end_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("multiprocessing.get_context", lambda kind: FORK)
     killed = Study("killed", "", "", Config, lambda config, lab: os.kill(os.getpid(), signal.SIGKILL), judged)
-    monkeypatch.setattr(tether.studies, "studies", lambda: {"killed": killed, "count": COUNT})
+    monkeypatch.setattr(tether_studies, "studies", lambda: {"killed": killed, "count": COUNT})
     assert main(["run", "all", "--jobs", "2", "--out", str(tmp_path)]) == 1
     assert "killed: failed: its process ended with -9" in capsys.readouterr().err
     assert (tmp_path / "count/default/result.json").exists()
@@ -253,10 +254,10 @@ def test_a_folder_in_use_is_an_error(out, capsys):
 
 def test_missing_data_is_an_error_that_comes_first(tmp_path, monkeypatch, capsys):
     hungry = Study("hungry", "", "", Config, counted, judged, data=("mnist",))
-    monkeypatch.setattr(tether.studies, "studies", lambda: {"count": COUNT, "hungry": hungry})
+    monkeypatch.setattr(tether_studies, "studies", lambda: {"count": COUNT, "hungry": hungry})
     monkeypatch.setenv("TETHER_DATA", str(tmp_path))
     order = []
-    monkeypatch.setattr("tether.studies.runner.run_one", lambda *_: order.append(capsys.readouterr().err) or "held")
+    monkeypatch.setattr("tether_studies.runner.run_one", lambda *_: order.append(capsys.readouterr().err) or "held")
     assert main(["run", "count", "hungry", "--out", str(tmp_path)]) == 1
     assert len(order) == 1  # what cannot run is not begun,
     assert "hungry: not run: it needs" in order[0]  # and said before what can is
@@ -459,7 +460,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypat
 
 
 def test_a_file_that_a_setting_names_is_read_before_the_work_begins(tmp_path):
-    study = import_module("tether.studies.between_classes")
+    study = import_module("tether_studies.between_classes")
     with pytest.raises(FileNotFoundError, match=r"nobody\.csv"):
         study.run(study.Config(people=str(tmp_path / "nobody.csv")), None)
 
@@ -472,8 +473,8 @@ def test_a_terminal_that_cannot_print_greek(tmp_path):
     program = f"""
 import sys
 from tests.hostile.test_runs import COUNT, DRAWN
-import tether.report.results, tether.studies
-tether.studies.studies = tether.report.results.studies = lambda: {{"count": COUNT, "drawn": DRAWN}}
+import tether_studies.report.results, tether_studies
+tether_studies.studies = tether_studies.report.results.studies = lambda: {{"count": COUNT, "drawn": DRAWN}}
 from tether.cli import main
 out = ["--out", {str(tmp_path)!r}]
 readme = {str(tmp_path / "README.md")!r}

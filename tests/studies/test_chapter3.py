@@ -5,11 +5,12 @@ import pytest
 import torch
 
 import tether
-from tether.studies import endgames, overfitting, robustness, trigonometric, weights
-from tether.studies.planar import Task, classifier, learn, outputs, scores, tiled
+from tether_studies import endgames, overfitting, robustness, trigonometric, weights
+from tether_studies.planar import Task, classifier, learn, outputs, scores, starts
+from tether_studies.recipes import recipe
 
 TASK = Task("spiral", {"turns": 4.0}, nodes=7, train=40, test=30, batch=10)
-SGD = ("sgd", {"lr": 0.1})
+SGD = recipe("sgd", lr=0.1)
 
 
 def test_the_logits_are_the_networks():
@@ -36,11 +37,11 @@ def test_loss_and_accuracy_of_a_net_that_says_x():
 
 def test_every_cell_has_the_same_starts_and_data():
     nets = tether.Replicas(TASK.network, 2, seed=5)
-    many = tiled(nets, TASK, 3)
+    many = starts(TASK, 2, 5, cells=3)
     for p, start in zip(many.parameters(), nets.parameters(), strict=True):
         assert torch.equal(p[4:6], start)
     # cells that move as slowly as this are where they began, and equal
-    found = learn(TASK, ("sgd", {"lr": torch.full((6,), 1e-9)}), 2, 2, 5, cells=3)
+    found = learn(TASK, recipe("sgd", lr=torch.full((6,), 1e-9)), 2, 2, 5, cells=3)
     assert found["accuracy"].shape == (1, 3, 2)
     assert found["accuracy"][0, 0].tolist() == found["accuracy"][0, 2].tolist()
     x_test, y_test = TASK.sets(2, 5)[2:]
@@ -48,8 +49,8 @@ def test_every_cell_has_the_same_starts_and_data():
 
 
 def test_a_cell_with_a_step_size_of_its_own_moves_as_alone():
-    alone = learn(TASK, ("sgd", {"lr": 0.3}), 25, 2, 5)["loss"][-1, 0]
-    cells = learn(TASK, ("sgd", {"lr": torch.tensor([0.3, 0.3, 0.1, 0.1])}), 25, 2, 5, cells=2)["loss"][-1]
+    alone = learn(TASK, recipe("sgd", lr=0.3), 25, 2, 5)["loss"][-1, 0]
+    cells = learn(TASK, recipe("sgd", lr=torch.tensor([0.3, 0.3, 0.1, 0.1])), 25, 2, 5, cells=2)["loss"][-1]
     torch.testing.assert_close(cells[0], alone)
     assert not torch.allclose(cells[1], alone)
 
@@ -61,7 +62,7 @@ def test_records_at_chosen_steps_and_evenly():
 
 
 def test_a_piece_goes_on_from_its_checkpoint(tmp_path):
-    adlala = ("adlala", {"lr": 0.1})
+    adlala = recipe("adlala", lr=0.1)
     whole = learn(TASK, adlala, 60, 2, 0, records=6)
     learn(TASK, adlala, 30, 2, 0, records=3, checkpoint=tmp_path / "half")
     rest = learn(TASK, adlala, 60, 2, 0, records=6, checkpoint=tmp_path / "half")
@@ -94,7 +95,7 @@ def test_rise_since_the_mean_was_lowest():
 
 def test_the_mean_of_the_squared_deviations_is_the_variance():
     x = np.array([80.0, 90.0, 97.0, 99.0])
-    squares = robustness.deviations({"a": {"accuracy": x[None, None]}}, "a")
+    squares = robustness.deviations({"accuracy": x[None, None]})
     assert squares.mean() == pytest.approx(x.var(ddof=1))
 
 

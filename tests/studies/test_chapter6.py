@@ -9,9 +9,9 @@ from torch import nn
 
 from tether.measure import LinearPath
 from tether.measure.shape import Barrier
-from tether.studies import between_classes, degenerate_minima, influences, minimum_norms, separators
-from tether.studies.blocks import BLOCKS, Recipe, residual, train
-from tether.studies.lines import all_are, counted, highest, packed
+from tether_studies import between_classes, degenerate_minima, influences, minimum_norms, separators
+from tether_studies.blocks import BLOCKS, Training, residual, train
+from tether_studies.lines import all_are, counted, highest, packed
 
 
 def test_angles_are_exact_where_they_are_small():
@@ -85,7 +85,7 @@ def test_a_block_with_step_size_zero_stays():
     net = residual(2, depth=2)
     start = {name: x.clone() for name, x in net.state_dict().items()}
     data = torch.randn(70, 3, 16, 16), torch.randint(10, (70,))
-    end = train(net, data, Recipe(3, rates=(("B2", 0.0),)), seed=1)
+    end = train(net, data, Training(3, rates=(("B2", 0.0),)), seed=1)
     moved = {name for name, _ in net.named_parameters() if not torch.equal(start[name], end[name])}
     assert not any(name.startswith("B2.") for name in moved)
     assert {name.partition(".")[0] for name in moved} == {"conv", *BLOCKS} - {"B2"}
@@ -100,7 +100,7 @@ def test_shapes_that_tell_the_accuracy():
     shapes = {"a": np.array(["monotone"] * 2), "b": np.array(["plateau"] * 2)}
     apart = influences.unreliable({"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}, shapes)
     mixed = influences.unreliable({"a": np.array([1.0, 3.5]), "b": np.array([3.0, 4.0])}, shapes)
-    assert (apart[0], mixed[0]) == ("not held", "held")
+    assert (apart[1], mixed[1]) == ("not held", "held")
 
 
 def test_fifteen_ways_with_every_digit_on_three():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tether
-from tether.studies import hidden_units, path_sgd, random_subsets
-from tether.studies.digits import digits, errors
+from tether_studies import hidden_units, path_sgd, random_subsets
+from tether_studies.digits import digits, errors
 
 
 @pytest.fixture

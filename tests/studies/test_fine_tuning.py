@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from tether.studies import fine_tuning, mobilenet
-from tether.studies.fine_tuning import Task, Trainee, sgd, train
-from tether.studies.study import HELD, NOT_HELD, UNDECIDED
+from tether_studies import fine_tuning, mobilenet
+from tether_studies.fine_tuning import Task, Trainee, sgd, train
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
+from tether_studies.lab import side_by_side
+from tether_studies.recipes import recipe
 
 
 def small(seed):
@@ -27,11 +29,11 @@ TASK = Task(small, batches, lambda net, x: net(x).square().mean(), lambda net, x
 
 def test_trainees_by_turns_end_as_if_alone():
     model, steps = small(0), batches(3, False)[0]
-    together = [Trainee(model, method, 0.1, 25, seed=3) for method in (sgd(), sgd(["2"]))]
+    together = [Trainee(model, method(0.1), 25, seed=3) for method in (sgd(), sgd(["2"]))]
     for start in range(0, 25, 10):
         for trainee in together:
             trainee.walk(steps[start : start + 10], TASK.loss)
-    alone = Trainee(model, sgd(["2"]), 0.1, 25, seed=3)
+    alone = Trainee(model, sgd(["2"])(0.1), 25, seed=3)
     alone.walk(steps, TASK.loss)
     start, full, head, again = (list(net.parameters()) for net in (model, *(t.net for t in together), alone.net))
     assert [torch.equal(a, b) for a, b in zip(start, full, strict=True)] == [False] * 4
@@ -42,14 +44,14 @@ def test_trainees_by_turns_end_as_if_alone():
 def test_steps_are_clipped_and_fall_to_nothing():
     net = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(net.weight)
-    walker = Trainee(net, lambda net, h: torch.optim.SGD(net.parameters(), lr=h), 1.0, 4, seed=0)
+    walker = Trainee(net, recipe("SGD", lr=1.0), 4, seed=0)
     walker.walk([torch.ones(1, 1)] * 4, lambda net, x: -50 * net(x).sum())
     assert walker.net.weight.item() == pytest.approx(1 + 0.75 + 0.5 + 0.25)
 
 
 def test_accuracy_is_that_of_the_test_batches():
-    assert train(TASK, sgd(), 0.1, 3)["accuracy"] == pytest.approx(200 / 3)
-    assert len(train(TASK, sgd(), 0.1, 3, held_out=True)["losses"]) == 25
+    assert train(TASK, sgd()(0.1), 3)["accuracy"] == pytest.approx(200 / 3)
+    assert len(train(TASK, sgd()(0.1), 3, held_out=True)["losses"]) == 25
 
 
 def test_speeds_are_of_the_steps_after_the_first(monkeypatch):
@@ -65,7 +67,7 @@ def results(full, ours, seconds):
         found |= {
             f"{name}, run {i}": {"accuracy": np.array(x), "losses": np.ones(40)} for i, x in enumerate(accuracies)
         }
-    return found
+    return side_by_side(found)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def results(full, ours, seconds):
 def test_speed_without_loss_needs_both(ours, seconds, verdicts):
     found = results((90.0, 91.0, 92.0), ours, seconds)
     # √(91 · 9 / 819) = 1 point
-    judged = fine_tuning.no_loss(found, ["full", "ours"], "ours", 819, ("half", "the same"))
+    judged = list(fine_tuning.no_loss(found, ["full", "ours"], "ours", 819, ("half", "the same")))
     assert [claim.verdict for claim in judged] == verdicts
     assert "lower by 1.0 points" in judged[1].measured
 

@@ -14,19 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from tether import studies
+import tether_studies as studies
 from tether.cli import main
-from tether.report import results
-from tether.report.tables import methods_table, what_holds
-from tether.studies.lab import Busy, Lab
-from tether.studies.runner import Job, folder_of, run_all, run_one
-from tether.studies.study import HELD, NOT_HELD, UNDECIDED, Claim, Study, Table, less, mean_error, more, near, yes
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, less, mean_error, more, near, yes
+from tether_studies.lab import Busy, Lab
+from tether_studies.report import results
+from tether_studies.report.tables import methods_table, what_holds
+from tether_studies.runner import Job, folder_of, run_all, run_one
+from tether_studies.study import Claim, Study, Table, at
 
 
 @dataclass(frozen=True)
 class Config:
     pieces: int = 3
-    size: int = 4
+    size: int = at(4, quick=1)
 
 
 def dice(config, lab):
@@ -48,7 +49,6 @@ DICE = Study(
     dice,
     judged,
     tables=lambda results, config: [Table(["throw", "number"], [[1, 0.5]])],
-    quick={"size": 1},
 )
 
 
@@ -56,7 +56,7 @@ DICE = Study(
 def listed(monkeypatch):
     def use(*found):
         known = {study.name: study for study in found}
-        for module in ("tether.studies", "tether.report.results"):
+        for module in ("tether_studies", "tether_studies.report.results"):
             monkeypatch.setattr(import_module(module), "studies", lambda: known)
 
     return use
@@ -143,10 +143,8 @@ def test_results_that_cannot_be_written_are_named(tmp_path):
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     command = [sys.executable, "-m", "tether", "run", "fig-1.9", "--quick", "--set", "points=40", "steps=60"]
 
-    def start(out):
-        return subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    killed = start(tmp_path / "killed")
+    command += ["--out", str(tmp_path / "killed")]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     job = Job("fig-1.9", "quick", tmp_path / "killed", changes={"points": 40, "steps": 60})
     folder = folder_of(job)
     deadline = time.time() + 120
@@ -156,9 +154,10 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     killed.wait()
     assert not (folder / "result.json").exists()
     assert 1 <= len(pieces(folder)) < 4
-    assert start(tmp_path / "killed").wait() == 0
-    assert start(tmp_path / "whole").wait() == 0
-    whole = folder_of(replace(job, out=tmp_path / "whole"))
+    complete = replace(job, out=tmp_path / "whole")
+    for one in (job, complete):
+        run_one(one)
+    whole = folder_of(complete)
     assert pieces(folder) == pieces(whole)
     a, b = (json.loads((path / "result.json").read_text()) for path in (folder, whole))
     assert a["claims"] == b["claims"]

@@ -2,8 +2,8 @@
 
 import torch
 
-from tether.studies import language
-from tether.studies.language import RADII, Rows, Transformer, cola
+from tether_studies import language
+from tether_studies.language import RADII, Rows, Transformer, cola
 
 
 def test_rows_are_read_in_parallel_and_every_word_but_the_first_is_predicted_once():
@@ -38,7 +38,7 @@ def test_a_transformer_that_knows_nothing_has_the_entropy_of_its_vocabulary():
 def test_every_weight_has_a_radius_and_no_bias_has():
     torch.manual_seed(0)
     net = Transformer(words=11, width=8, length=6)
-    opt = cola(1.0, net)
+    opt = cola(1.0)(net, 0)
     for x, y in Rows(torch.arange(400) % 11, rows=4, length=6):
         opt.zero_grad()
         torch.nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten()).backward()

@@ -3,7 +3,7 @@
 import torch
 
 import tether
-from tether.studies.orthogonality import SPIRAL, Recipe, learn, network, penalise
+from tether_studies.orthogonality import SPIRAL, Method, learn, network, penalise, sgd
 
 
 def test_the_penalty_in_closed_form_is_autograds():
@@ -30,6 +30,6 @@ def test_the_penalty_in_closed_form_is_autograds():
 def test_a_constraint_too_stiff_for_its_step_does_not_hold():
     """h < 1/(4λ): stretching a column of Q by 1 + ε costs λ (2ε)², a curvature of 8λ."""
     sets = SPIRAL.sets(2, 0)
-    gaps = {s: learn(Recipe(strength=s, orthogonal_start=True), 3, sets, 60, 0)[0]["gap"] for s in (2.0, 4.0)}
+    gaps = {s: learn(Method(sgd(strength=s), orthogonal_start=True), 3, sets, 60, 0)[0]["gap"] for s in (2.0, 4.0)}
     assert gaps[2.0] < 0.1
     assert gaps[4.0] > 0.3

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tether.report import html, results
-from tether.studies import studies
-from tether.studies.needs import missing
-from tether.studies.runner import Job, run_one
-from tether.studies.study import HELD, NOT_HELD, UNDECIDED
+from tether_studies import studies
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
+from tether_studies.needs import missing
+from tether_studies.report import html, results
+from tether_studies.runner import Job, run_one
 
 
 @pytest.mark.parametrize("name", list(studies()))

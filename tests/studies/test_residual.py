@@ -2,7 +2,7 @@
 
 import torch
 
-from tether.studies.residual import Residual, Shifted
+from tether_studies.residual import Residual, Shifted
 
 
 def test_images_are_shifted_and_mirrored_and_nothing_else():

@@ -3,8 +3,8 @@
 import torch
 
 from tether.part import matches
-from tether.studies import subsets_of_words
-from tether.studies.language import Transformer
+from tether_studies import subsets_of_words
+from tether_studies.language import Transformer
 
 
 def test_the_matrices_of_the_encoder_sleep_and_nothing_else():

@@ -38,6 +38,7 @@ TRANSLATIONS = {
 SYMBOLS = {field: symbol for _, field, symbol in COLUMNS} | {"normalised": "ε"}
 EXAMPLES = {"γ": "BAOAB", "τ": "BAOAB"}  # of words that use a symbol; the others belong to the thermostat
 
+
 def check_params(params: Any) -> None:
     """Raise for what cannot be parameters, and say what is wanted."""
     wanted = "pass a module, model.named_parameters(), model.parameters() or a list of param groups"

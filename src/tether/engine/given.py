@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from tether.engine.advice import check_params
+from tether.engine.advice import check_params, warn
 from tether.engine.blocks import Lanes
 from tether.engine.values import noisy
 from tether.part import Part, match
@@ -93,10 +92,9 @@ def unnamed(opt: torch.optim.Optimizer) -> bool:
         if others():
             gc.collect()  # those that nobody uses any more do not count
             if others():
-                warnings.warn(
+                warn(
                     f"another optimizer has one parameter without a name, too, and seed={seed}: both draw the same "
-                    "noise. Name them, Optimizer([(name, param)], ...), or give each its own seed",
-                    stacklevel=3,
+                    "noise. Name them, Optimizer([(name, param)], ...), or give each its own seed"
                 )
         UNNAMED[opt] = groups[0]
     return True

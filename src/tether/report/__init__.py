@@ -1,7 +1,0 @@
-"""What the studies found: as one HTML file, as small files to commit, and as tables of the README."""
-
-from tether.report.page import html
-from tether.report.results import publish, results, scale_of
-from tether.report.tables import every_claim, update_readme
-
-__all__ = ["every_claim", "html", "publish", "results", "scale_of", "update_readme"]

@@ -1,0 +1,43 @@
+"""The papers' experiments, one file each: `tether list`, `tether run NAME`, `tether report`.
+
+A module of this package that declares a `Study` named STUDY is on the list.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import import_module
+
+from tether_studies.study import Claim, Study, Table
+
+__all__ = ["Claim", "Study", "Table", "find", "studies"]
+
+
+@lru_cache
+def studies() -> dict[str, Study]:
+    """All studies by name, in the order of the papers."""
+    found: list[Study] = []
+    for module in pkgutil.iter_modules(__path__):
+        loaded = import_module(f"{__name__}.{module.name}")
+        if isinstance(study := getattr(loaded, "STUDY", None), Study):
+            found.append(study.of(loaded))
+    return {study.name: study for study in sorted(found, key=lambda study: _order(study.name))}
+
+
+def find(name: str) -> Study:
+    """The study of this name; else an error with the nearest one."""
+    known = studies()
+    if name not in known:
+        near = get_close_matches(name, known, 1, 0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "`tether list` shows them"
+        raise KeyError(f"there is no study {name!r}: {hint}")
+    return known[name]
+
+
+def _order(name: str) -> tuple[int, list[int], str]:
+    """Figures and tables by chapter and number, then the slides' by name."""
+    numbers = [int(x) for x in re.findall(r"\d+", name)]
+    return (0 if numbers else 1, numbers, name)

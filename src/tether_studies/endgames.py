@@ -1,0 +1,133 @@
+"""Figures 3.18 and 3.19: AdLaLa on two tables, chess endgames and poker hands.
+
+Chess: two hidden layers of 500 and 200 ReLU nodes, batches of 1024. Poker: one hidden layer of 200, batches of 500.
+Adam and SGD with momentum have the step sizes that the thesis found best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import tether
+from tether_studies.digits import Pair, perceptron
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import every, more, plus_minus
+from tether_studies.lab import Lab
+from tether_studies.planar import ACCURACY
+from tether_studies.recipes import Recipe, recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-3.18",
+    "AdLaLa on chess endgames and poker hands",
+    "thesis, Figures 3.18, 3.19",
+    data=("krkopt", "poker-hand"),
+    notes="Neither the split, nor the scaling of the inputs, nor the number of epochs is given: a fifth of the "
+    "shuffled rows to test, and columns with mean 0 and deviation 1, are ours. The poker hands are the 25,010 of the "
+    "training file.",
+)
+adlala = partial(recipe, "adlala", coupling=0.01, noise=0.001, output_temperature=1e-6)
+GAMES: dict[str, dict[str, Recipe]] = {
+    "chess": {
+        "Adam": recipe("Adam", lr=0.005),
+        "SGD, momentum": recipe("SGD", lr=0.05, momentum=0.95),
+        "AdLaLa": adlala(lr=0.2, friction=0.1, temperature=1e-5),
+    },
+    "poker": {
+        "Adam": recipe("Adam", lr=0.005),
+        "SGD, momentum": recipe("SGD", lr=0.005, momentum=0.9),
+        "AdLaLa": adlala(lr=0.05, friction=5.0, temperature=1e-4),
+    },
+}
+CLASSES, FIGURES = {"chess": 18, "poker": 10}, {"chess": "3.18", "poker": "3.19"}
+
+
+@dataclass(frozen=True)
+class Config:
+    rows: int = at(100_000, quick=1500)  # at most
+    chess_nodes: tuple[int, ...] = at((500, 200), quick=(20, 10))
+    chess_batch: int = at(1024, quick=200)
+    chess_steps: int = at(1500, quick=20, full=10_000)
+    chess_runs: int = at(3, quick=2, full=5)
+    poker_nodes: tuple[int, ...] = at((200,), quick=(20,))
+    poker_batch: int = at(500, quick=100)
+    poker_steps: int = at(5000, quick=20, full=40_000)
+    poker_runs: int = at(5, quick=2)
+    records: int = at(15, quick=4)
+
+
+@lru_cache(2)
+def split(game: str, rows: int, seed: int) -> tuple[Pair, Pair]:
+    """Four fifths to train on and one to test, shuffled; every column with mean 0 and deviation 1."""
+    x, y = tether.data.krkopt() if game == "chess" else tether.data.poker_hand()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:rows]
+    x, y = x[order].float(), y[order]
+    x = (x - x.mean(0)) / x.std(0)
+    cut = len(x) * 4 // 5
+    return (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+
+def run(config: Config, lab: Lab) -> Results:
+    """Test loss and accuracy over time."""
+    pairs = [(game, name) for game, methods in GAMES.items() for name in methods]
+    return lab.pieces({f"{game}, {name}": partial(learn, config, lab, game, name) for game, name in pairs})
+
+
+def learn(config: Config, lab: Lab, game: str, method: str) -> Results:
+    """All runs of a method at once, each from its own start and with its own minibatches."""
+    nodes, batch, steps, runs = (getattr(config, f"{game}_{field}") for field in ("nodes", "batch", "steps", "runs"))
+    data, (x, y) = split(game, config.rows, lab.named_seed(f"split of {game}"))
+    widths = (x.shape[1], *nodes, CLASSES[game])
+    nets = tether.Replicas(lambda: perceptron(*widths), runs, seed=lab.named_seed(game))
+
+    @torch.no_grad()
+    def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        out = nets(x, each=False)
+        losses = cross_entropy(out.flatten(0, 1), y.repeat(runs), reduction="none").view(runs, -1)
+        return {"accuracy": 100 * (out.argmax(2) == y).float().mean(1), "loss": losses.mean(1)}
+
+    seed, place = lab.named_seed(f"minibatches of {game}"), lab.checkpoint(f"{game}, {method}")
+    options: dict[str, Any] = {"log_every": max(1, steps // config.records), "callbacks": [test], "seed": seed}
+    opt = GAMES[game][method](nets, seed)
+    log = tether.train(nets, opt, data, steps=steps, batch=batch, checkpoint=place, progress=False, **options)
+    return {"epochs": torch.tensor(log.steps) * batch / len(data[0]), **log.metrics}
+
+
+def claims(results: Results, config: Config) -> Claims:
+    for game, methods in GAMES.items():
+        found = {name: results[f"{game}, {name}"] for name in methods}
+        of, epochs = ACCURACY.of(found), float(found["AdLaLa"]["epochs"][-1])
+        yield Claim(
+            f"{game}: AdLaLa has a higher test accuracy than Adam and SGD with momentum",
+            f"Figure {FIGURES[game]}: enhanced performance may be obtained",
+            f"after {epochs:.0f} epochs: {ACCURACY.listed(found)}",
+            *every({f"AdLaLa > {name}": more(of["AdLaLa"], of[name]) for name in of if name != "AdLaLa"}),
+        )
+
+
+def tables(results: Results, config: Config) -> list[Table]:
+    rows = []
+    for piece, found in results.items():
+        best = int(found["accuracy"].mean(1).argmax())
+        game, _, name = piece.partition(", ")
+        when = f"{plus_minus(found['accuracy'][best])} (epoch {found['epochs'][best]:.0f})"
+        rows.append([game, name, plus_minus(found["accuracy"][-1]), when, plus_minus(found["loss"][-1], 3)])
+    return [Table(["", "method", "test accuracy %, end", "test accuracy %, best", "test loss, end"], rows)]
+
+
+def draw(results: Results, config: Config) -> Figures:
+    figure, panels = subplots(2, 2, figsize=(8.2, 6.4), sharex="col")
+    for (top, bottom), (game, methods) in zip(panels.T, GAMES.items(), strict=True):
+        found = {name: results[f"{game}, {name}"] for name in methods}
+        draw_curves(top, found, "accuracy", "epochs")
+        draw_curves(bottom, found, "loss", "epochs")
+        top.set(title=f"{game} (Figure {FIGURES[game]})", ylabel="test accuracy %")
+        bottom.set(xlabel="epochs", ylabel="test loss")
+    panels[0, 0].legend()
+    return {"endgames": figure}

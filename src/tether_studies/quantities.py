@@ -1,0 +1,75 @@
+"""Quantities: what is measured of every run, from which texts and tables follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tether_studies.judges import plus_minus
+from tether_studies.study import Results, Table
+
+__all__ = ["Quantity", "at_end", "listed", "tabulated"]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number that every run has.
+
+    Args:
+        name: as it stands above its column.
+        take: what a piece found → a value for each run.
+        digits: after the point, of mean and standard error.
+        unit: as it stands behind a number in a text.
+        show: a cell of a table from the values; else their mean ± standard error.
+    """
+
+    name: str
+    take: Callable[[Results], Any]
+    digits: int = 1
+    unit: str = ""
+    show: Callable[[Any], Any] | None = None
+
+    def of(self, results: Mapping[str, Results], names: Iterable[str] = ()) -> dict[str, Any]:
+        """The values of the runs, by the names of pieces."""
+        return {name: self.take(results[name]) for name in names or results}
+
+    def text(self, values: Any) -> str:
+        """Mean ± standard error."""
+        return plus_minus(values, self.digits)
+
+    def listed(self, results: Mapping[str, Results], *names: str) -> str:
+        """Mean ± standard error of each, by name."""
+        return listed(self.of(results, names), self.digits, self.unit)
+
+    def cell(self, found: Results) -> Any:
+        """What a table has of a piece."""
+        values = self.take(found)
+        return self.text(values) if self.show is None else self.show(values)
+
+
+def at_end(key: str, name: str, digits: int = 1, unit: str = "") -> Quantity:
+    """The last of what was recorded under a key."""
+    return Quantity(name, lambda found: np.ravel(found[key][-1]), digits, unit)
+
+
+def listed(values: Mapping[str, Any], digits: int = 1, unit: str = "") -> str:
+    """Means ± standard errors, by name.
+
+    >>> listed({"SGD": [1.0, 2.0, 3.0], "Adam": [4.0, 4.0]}, unit=" %")
+    'SGD 2.0 ± 0.6 %, Adam 4.0 ± 0.0 %'
+    """
+    return ", ".join(f"{name} {plus_minus(x, digits)}{unit}" for name, x in values.items())
+
+
+def tabulated(
+    labels: str | Sequence[str], rows: Mapping[Any, Results], quantities: Sequence[Quantity], caption: str = ""
+) -> Table:
+    """A row for each piece, named by its label or labels, and a column for each quantity."""
+    heads, tuples = ([labels], False) if isinstance(labels, str) else (list(labels), True)
+    cells = [
+        [*(label if tuples else [label]), *(one.cell(found) for one in quantities)] for label, found in rows.items()
+    ]
+    return Table([*heads, *(one.name for one in quantities)], cells, caption)

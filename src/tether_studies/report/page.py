@@ -1,0 +1,134 @@
+"""The report: one HTML file without anything from elsewhere, a page for each study."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections import Counter
+from html import escape as escape_text
+from pathlib import Path
+from typing import Any
+
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
+from tether_studies.report.results import Result, scale_of
+
+__all__ = ["html"]
+
+KINDS = {HELD: "held", NOT_HELD: "not-held", UNDECIDED: "not-decided"}
+STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+
+
+def html(found: list[Result]) -> str:
+    """The whole report."""
+    pages = "\n".join(_page(result) for result in found)
+    return (
+        "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n"
+        '<meta name=viewport content="width=device-width, initial-scale=1">\n'
+        f"<title>tether: the papers, reproduced</title>\n<style>\n{STYLE}</style>\n"
+        f"<main>\n{_front(found)}\n{pages}\n</main>\n</html>\n"
+    )
+
+
+def _front(found: list[Result]) -> str:
+    count = Counter(claim["verdict"] for result in found for claim in result["claims"] if result["scale"] != "quick")
+    badges = " ".join(f"{_badge(verdict)} {n}" for verdict, n in count.most_common())
+    hours = sum(result["seconds"] for result in found) / 3600
+    where = found[0]["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    dates = sorted(result["date"][:10] for result in found)
+    span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    rows = "".join(_claim_row(result, claim) for result in found for claim in result["claims"])
+    quick = any(result["scale"] == "quick" for result in found)
+    warning = "<p class=note>Runs marked <em>quick</em> show that a program works; they decide nothing.</p>"
+    return f"""<section id=front>
+<h1>The papers, reproduced</h1>
+<p>{len(found)} studies, {sum(len(result["claims"]) for result in found)} claims. {badges}</p>
+<p class=small>{escape(span)}; {hours:.1f} hours of computing on one thread each;
+{escape(where.get("processor") or where.get("system", ""))}, python {escape(where.get("python", ""))},
+{escape(versions)}.</p>
+{warning if quick else ""}
+<table class=claims>
+<thead><tr><th>study<th>claim<th>published<th>measured<th>verdict<th>scale<th>time</thead>
+<tbody>{rows}</tbody>
+</table>
+</section>"""
+
+
+def _claim_row(result: Result, claim: dict[str, Any]) -> str:
+    cells = (
+        ("study", f'<a href="#{escape(result["name"])}">{escape(result["name"])}</a>'),
+        ("claim", escape(claim["text"])),
+        ("published", escape(claim["published"])),
+        ("measured", escape(claim["measured"])),
+        ("verdict", _badge(claim["verdict"], result["scale"])),
+        ("scale", escape(scale_of(result))),
+        ("time", _time(result["seconds"])),
+    )
+    return "<tr>" + "".join(f'<td data-label="{label}">{cell}' for label, cell in cells)
+
+
+def _badge(verdict: str, scale: str = "default") -> str:
+    kind = "quick" if scale == "quick" else KINDS.get(verdict, "other")
+    return f'<span class="badge {kind}">{escape(verdict)}</span>'
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _page(result: Result) -> str:
+    claims = "".join(
+        f"<li>{_badge(claim['verdict'], result['scale'])} <strong>{escape(claim['text'])}</strong>"
+        f"<br>published: {escape(claim['published'])}<br>measured: {escape(claim['measured'])}"
+        + (f"<br><span class=small>{escape(claim['evidence'])}</span>" if claim["evidence"] else "")
+        for claim in result["claims"]
+    )
+    figures = "".join(
+        f'<figure><img alt="{escape(name)}" src="data:image/png;base64,{_encoded(result["folder"] / name)}"></figure>'
+        for name in result["figures"]
+    )
+    flag = {"quick": " --quick", "full": " --full"}.get(result["scale"], "")
+    seed = f" --seed {result['seed']}" if result["seed"] else ""
+    changes = [shlex.quote(f"{key}={_setting(value)}") for key, value in result["changes"].items()]
+    command = f"tether run {result['name']}{flag}{seed}{' --set ' if changes else ''}{' '.join(changes)}"
+    config = json.dumps(result["config"], indent=1, ensure_ascii=False)
+    commit = result["environment"].get("commit") or "not from a repository"
+    return f"""<section class=page id="{escape(result["name"])}">
+<p class=small><a href="#">all studies</a></p>
+<h2>{escape(result["name"])}: {escape(result["title"])}</h2>
+<p class=small>{escape(result["source"])}; {escape(scale_of(result))} scale, {escape(result["date"][:10])},
+{_time(result["seconds"])}</p>
+<ul class=verdicts>{claims}</ul>
+{figures}
+{"".join(_table(table) for table in result["tables"])}
+{f"<p>{escape(result['notes'])}</p>" if result["notes"] else ""}
+<pre class=command>{escape(command)}</pre>
+<details><summary>config</summary><pre>{escape(config)}</pre>
+<p class=small>commit {escape(commit)}, seed {escape(result["seed"])}</p></details>
+</section>"""
+
+
+def _table(table: dict[str, Any]) -> str:
+    head = "".join(f"<th>{escape(cell)}" for cell in table["head"])
+    rows = "".join("<tr>" + "".join(f"<td>{escape(_cell(cell))}" for cell in row) for row in table["rows"])
+    caption = f"<caption>{escape(table['caption'])}</caption>" if table["caption"] else ""
+    return f"<div class=wide><table>{caption}<thead><tr>{head}</thead><tbody>{rows}</tbody></table></div>"
+
+
+def escape(value: Any) -> str:
+    """Anything as text of HTML: nothing from a file is taken for markup."""
+    return escape_text(str(value))
+
+
+def _setting(value: Any) -> str:
+    """A value as `--set` takes it: a list of JSON is a tuple."""
+    return str(tuple(value) if isinstance(value, list) else value)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,213 @@
+"""Figures 4.6 and 4.9: a residual network with BatchNorm and orthogonal weights on CIFAR-10.
+
+SGD with momentum 0.9 (h = 0.1, a tenth of it after a third and two thirds of the epochs), with weight decay and
+without, beside o-CoLA-ud with γ = 0.5, τ = 0 and its h² equal to SGD's step; and SGD without momentum beside o-CoLA-od,
+both with h = 0.1 throughout. All convolutions are kept orthogonal, the output layer is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import avg_pool2d, cross_entropy, pad
+
+import tether
+from tether_studies.drawing import draw_curves, subplots
+from tether_studies.judges import less, more, plus_minus
+from tether_studies.lab import Lab
+from tether_studies.pictures import pictures
+from tether_studies.quantities import at_end, tabulated
+from tether_studies.recipes import recipe
+from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
+
+STUDY = Study(
+    "fig-4.6",
+    "orthogonal convolutions overfit less",
+    "thesis, Figures 4.6, 4.9; ICML paper, Figures 6, D3",
+    data=("cifar10",),
+    notes="The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of "
+    "eight layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not "
+    "given there.",
+)
+H = 0.1
+METHODS = {  # and the factor of a decay of the step size
+    "SGD-m": (recipe("SGD", lr=H, momentum=0.9), 0.1),
+    "SGD-m, WD": (recipe("SGD", lr=H, momentum=0.9, weight_decay=5e-4), 0.1),
+    "o-CoLA-ud": (recipe("orthogonal_cola_ud", lr=math.sqrt(H), friction=0.5, free=["head.*"]), math.sqrt(0.1)),
+    "SGD": (recipe("SGD", lr=H), 1.0),
+    "o-CoLA-od": (recipe("orthogonal_cola_od", lr=H, free=["head.*"]), 1.0),
+}
+TRAINING, LOSS = at_end("training loss", "training loss", 3), at_end("loss", "test loss", 3)
+ACCURACY = at_end("accuracy", "test accuracy %", 3)
+
+
+@dataclass(frozen=True)
+class Config:
+    runs: int = at(3, quick=2, full=5)
+    epochs: int = at(24, quick=3, full=150)
+    images: int = at(2000, quick=100, full=50_000)
+    tests: int = at(2000, quick=100, full=10_000)
+    size: int = at(16, quick=8, full=32)  # pixels along a side
+    width: int = at(16, quick=4, full=64)  # channels of the first stage
+    blocks: tuple[int, ...] = at((1, 1, 1), full=(3, 4, 6, 3))  # in each stage
+
+
+def run(config: Config, lab: Lab) -> Results:
+    """Run i of every method has the same minibatches."""
+    return lab.runs(METHODS, config.runs, partial(piece, config))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*normed(inputs, outputs, 3, stride), nn.ReLU(), *normed(outputs, outputs, 3, 1))
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Sequential(*normed(inputs, outputs, 1, stride))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def normed(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
+    """A convolution and BatchNorm."""
+    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
+
+
+class Residual(nn.Module):
+    """Stages of blocks, each with twice the channels and half the side of the one before; (3, 4, 6, 3) is ResNet-34."""
+
+    def __init__(self, width: int, blocks: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [*normed(3, width, 3, 1), nn.ReLU()]
+        inputs = width
+        for stage, count in enumerate(blocks):
+            outputs = width * 2**stage
+            for i in range(count):
+                layers.append(Block(inputs, outputs, 2 if stage and not i else 1))
+                inputs = outputs
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(inputs, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+class Shifted:
+    """Batches of images in random order, each shifted by up to an eighth of its side and mirrored half of the time."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, batch: int, seed: int) -> None:
+        self.y, self.batch, self.side = y, batch, x.shape[-1]
+        self.margin = self.side // 8
+        self.padded = pad(x, [self.margin] * 4)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        draw, line = partial(torch.randint, generator=self.generator), torch.arange(self.side)
+        for which in torch.randperm(len(self.y), generator=self.generator).split(self.batch):
+            n = len(which)
+            rows, columns = (draw(0, 2 * self.margin + 1, (n, 1)) + line for _ in range(2))
+            mirrored = draw(0, 2, (n, 1)).bool()
+            columns = torch.where(mirrored, columns.flip(1), columns)
+            # indices apart from the channels' come first in the result
+            x = self.padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+            yield x.permute(0, 3, 1, 2).contiguous(), self.y[which]
+
+
+def piece(config: Config, method: str, seed: int) -> Results:
+    """Train once; training and test loss and test accuracy after every epoch."""
+    (x, y), (x_test, y_test) = (shrunk(train, config) for train in (True, False))
+    torch.manual_seed(seed)
+    net = Residual(config.width, config.blocks)
+    build, factor = METHODS[method]
+    opt = build(net, seed)
+    batch = min(128, config.images)
+    per_epoch = -(-config.images // batch)
+    drops = [config.epochs * k // 3 for k in (1, 2)]
+
+    def epoch(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
+        if step // per_epoch in drops:
+            for group in opt.param_groups:
+                group["lr"] *= factor
+        (loss, _), (test_loss, accuracy) = tested(net, x, y), tested(net, x_test, y_test)
+        return {"training loss": loss, "loss": test_loss, "accuracy": accuracy}
+
+    data = Shifted(x, y, batch, seed)
+    steps = config.epochs * per_epoch
+    record = tether.train(net, opt, data, cross_entropy, steps, log_every=per_epoch, callbacks=[epoch])
+    return {"epochs": np.array(record.steps) / per_epoch, **record.metrics}
+
+
+def shrunk(train: bool, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of the asked-for size, means over squares of the originals."""
+    x, y = pictures(train, config.images if train else config.tests)
+    return avg_pool2d(x, 32 // config.size), y
+
+
+@torch.no_grad()
+def tested(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """Mean loss and accuracy in per cent, in eval mode."""
+    net.eval()
+    logits = torch.cat([net(part) for part in x.split(500)])
+    net.train()
+    return float(cross_entropy(logits, y)), 100 * float((logits.argmax(1) == y).float().mean())
+
+
+def claims(results: Results, config: Config) -> Claims:
+    accuracy, loss = ACCURACY.of(results), LOSS.of(results)
+    said = {m: f"{m} {plus_minus(accuracy[m])} %, loss {LOSS.text(loss[m])}" for m in METHODS}
+    picture = "Figure 4.6: o-CoLA-ud without weight decay strongly outperforms SGD-m without weight decay"
+    yield Claim(
+        "o-CoLA-ud ends with higher test accuracy than SGD-m, both without weight decay",
+        picture,
+        f"{said['o-CoLA-ud']}; {said['SGD-m']}; {said['SGD-m, WD']}",
+        *more(accuracy["o-CoLA-ud"], accuracy["SGD-m"]),
+    )
+    yield Claim(
+        "… and with lower test loss",
+        picture,
+        f"{said['o-CoLA-ud']}; {said['SGD-m']}",
+        *less(loss["o-CoLA-ud"], loss["SGD-m"]),
+    )
+    yield Claim(
+        "o-CoLA-od ends with higher test accuracy than SGD",
+        "Figure 4.9: modestly higher test accuracy",
+        f"{said['o-CoLA-od']}; {said['SGD']}",
+        *more(accuracy["o-CoLA-od"], accuracy["SGD"]),
+    )
+    throughout = [results[method]["loss"].mean(0) for method in ("o-CoLA-od", "SGD")]
+    yield Claim(
+        "… and has lower test loss throughout training",
+        "Figure 4.9: lower test loss throughout training, inhibits overfitting",
+        "mean over epochs " + " against ".join(f"{x.mean():.3f}" for x in throughout),
+        *less(*throughout),
+    )
+
+
+def tables(results: Results, config: Config) -> list[Table]:
+    caption = f"{config.runs} runs of {config.epochs} epochs on {config.images:,} images"
+    return [tabulated("method", results, [TRAINING, LOSS, ACCURACY], caption)]
+
+
+def draw(results: Results, config: Config) -> Figures:
+    """Figures 4.6 (above) and 4.9."""
+    figure, panels = subplots(2, 3, figsize=(9, 5), sharex=True)
+    titles = {"training loss": "training loss", "loss": "test loss", "accuracy": "test accuracy, %"}
+    rows = [{m: results[m] for m, (_, factor) in METHODS.items() if (factor < 1) == falls} for falls in (True, False)]
+    for column, (key, title) in zip(panels.T, titles.items(), strict=True):
+        for panel, found in zip(column, rows, strict=True):
+            draw_curves(panel, found, key, "epochs", band="")
+        for k in (1, 2):
+            column[0].axvline(config.epochs * k // 3, color="0.6", lw=0.8, ls=":")
+        column[0].set_title(title)
+        column[1].set_xlabel("epochs")
+    for row in panels:
+        row[0].legend()
+    return {"residual": figure}

@@ -1,0 +1,118 @@
+"""Study: a claim of a paper, an experiment that tests it, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from tether_studies.fields import fitted, mistake
+
+if TYPE_CHECKING:
+    from tether_studies.lab import Lab
+
+__all__ = ["Claim", "Claims", "Figures", "Results", "Study", "Table", "at"]
+
+Results = dict[str, Any]
+Figures = dict[str, Any]
+T = TypeVar("T")
+
+
+def at(default: T, **scales: Any) -> T:
+    """Declare a field of a config whose value depends on the scale.
+
+    ``runs: int = at(4, quick=2, full=20)`` is 4, but 2 in a quick run and 20 at the paper's scale.
+    """
+    return field(default=default, metadata=scales)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, what it gives as its number, what was measured here, and whether that bears it out."""
+
+    text: str
+    published: str
+    measured: str
+    verdict: str
+    evidence: str = ""  # the statistics behind the verdict
+    source: str = ""
+
+
+Claims = Iterator[Claim]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text or numbers under a head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+
+
+def no_run(config: Any, lab: Lab) -> Results:
+    """The experiment of a study that is not bound to its module yet."""
+    raise NotImplementedError("take the study from `tether_studies.find(NAME)`, which binds it to its module")
+
+
+def no_figures(results: Results, config: Any) -> Mapping[str, Any]:
+    """What a study draws that draws nothing."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment by its name, at three scales.
+
+    A module declares its study as ``STUDY = Study(name, title, source, ...)``. Its class ``Config`` and its functions
+    ``run``, ``claims``, ``draw`` and ``tables`` are the rest of it (`of`).
+
+    Args:
+        name: as `tether run` takes it, e.g. ``fig-3.8``.
+        title: the claim in a line.
+        source: document and figure or table.
+        config: a frozen dataclass of plain values; its defaults end within ten minutes on two cores. Fields that are
+            declared by `at` have other values for a run of seconds (``quick``, which shows that the program works and
+            decides nothing) and for the paper's scale (``full``).
+        run: the experiment: ``run(config, lab)`` returns results, plain values and arrays by name.
+        claims: ``claims(results, config)`` sets measured beside published and says what holds.
+        draw: ``draw(results, config)`` returns figures by name, drawn like the paper's.
+        tables: ``tables(results, config)`` returns the numbers behind them.
+        data: the data sets it needs, by the names of their folders; packages as ``pip:NAME``, or ``weights:NAME``.
+        notes: what differs from the paper, and why.
+    """
+
+    name: str
+    title: str
+    source: str
+    config: type = object
+    run: Callable[[Any, Lab], Results] = no_run
+    claims: Callable[[Results, Any], Iterable[Claim]] = lambda results, config: ()
+    draw: Callable[[Results, Any], Mapping[str, Any]] = no_figures
+    tables: Callable[[Results, Any], Iterable[Table]] = lambda results, config: ()
+    data: Sequence[str] = ()
+    notes: str = ""
+
+    def of(self, module: ModuleType) -> Study:
+        """This study with the config and the functions of a module."""
+        parts = {name: vars(module)[name] for name in ("run", "claims", "draw", "tables") if name in vars(module)}
+        return replace(self, config=module.Config, **parts)
+
+    def at(self, scale: str, **changes: Any) -> Any:
+        """The config at a scale, ``default``, ``quick`` or ``full``, with some fields changed."""
+        config = self.config()
+        scaled = {one.name: one.metadata[scale] for one in fields(config) if scale in one.metadata}
+        values = asdict(replace(config, **{**scaled, **changes}))
+        for name, kind in get_type_hints(self.config).items():
+            try:
+                values[name] = fitted(values[name], kind)
+            except ValueError:
+                example = getattr(config, name)
+                raise TypeError(f"{self.name}: {mistake(name, values[name], kind, example)}") from None
+        return replace(config, **values)
+
+    def changed(self, scale: str, config: Any) -> dict[str, Any]:
+        """The fields of a config that are not those of its scale."""
+        own = asdict(self.at(scale))
+        return {name: value for name, value in asdict(config).items() if value != own[name]}
