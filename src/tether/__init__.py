@@ -13,6 +13,7 @@ from tether.loop.train import Record, train
 from tether.metrics.path import Path
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
+from tether.rhythms import Every, Merge, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
@@ -20,8 +21,10 @@ from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
 __all__ = [
     "Circle",
     "Draws",
+    "Every",
     "Free",
     "Level",
+    "Merge",
     "Multirate",
     "NonFiniteGradient",
     "Optimizer",
@@ -31,6 +34,7 @@ __all__ = [
     "Record",
     "Replicas",
     "Schedule",
+    "Sleep",
     "Sphere",
     "constrain",
     "data",

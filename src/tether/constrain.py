@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tether.engine.blocks import Lanes
-from tether.engine.placed import Stack, place, stacks, write
 from tether.engine.given import lanes_of, stacked
+from tether.engine.placed import Stack, place, stacks, write
 from tether.ensemble.replicas import Replicas
 from tether.optimizer import Optimizer
 from tether.part import matches

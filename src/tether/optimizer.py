@@ -183,10 +183,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _begin(self, row: Row) -> None:
-        """Take up the rhythm of a part; slow parameters are given back when this optimizer is no more."""
+        """Take up the rhythm of a part; what it holds is given back when this optimizer is no more."""
         commit(row.rhythm.start(row))
-        if row.slow():
-            weakref.finalize(self, give_back, row.slow()).atexit = False
+        weakref.finalize(self, row.let_go).atexit = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
@@ -212,9 +211,8 @@ class Optimizer(torch.optim.Optimizer):
         Slow parameters ask for gradients again and sleeping weights have their values. The next step takes up the
         rhythm where it was.
         """
-        give_back([param for row in self.rows for param in row.slow()])
-        if not self.released:
-            commit([one for row in self.rows for one in row.rhythm.rise(row)])
+        for row in self.rows:
+            row.let_go()
         self.released = True
 
     @contextmanager
@@ -328,7 +326,8 @@ class Optimizer(torch.optim.Optimizer):
                     own = state_dict["state"][j].items()
                     wide = group["on"] != "Free()"
                     self.state[param] = {
-                        key: value.to(param.device, value.dtype if wide else param.dtype, copy=True) for key, value in own
+                        key: value.to(param.device, value.dtype if wide else param.dtype, copy=True)
+                        for key, value in own
                     }
             row.state, row.chosen = self.state, row.choices()
         self.released = False
@@ -354,8 +353,7 @@ class Optimizer(torch.optim.Optimizer):
             row = Row(group, names, surface, metric, rhythm, self.lanes, self.state, self.reference)
             row.trained = trained
             self.rows.append(row)
-            if row.slow():
-                weakref.finalize(self, give_back, row.slow()).atexit = False
+            weakref.finalize(self, row.let_go).atexit = False
 
     def __repr__(self) -> str:
         return self.describe()

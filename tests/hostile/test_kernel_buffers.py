@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import tether
-from tether import build, native
+from tether import native
 from tether.ensemble.perceptrons import Perceptrons
 from tether.metrics import edges
+from tether.native import build
 
 F = nn.functional
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tether import build, native
+from tether import native
+from tether.native import build
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None or os.name != "posix", reason="no C compiler")
 ROOT = getattr(os, "geteuid", lambda: 1)() == 0

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tether import build, native
+from tether import native
+from tether.native import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kernel_trial import TRIALS, hashed

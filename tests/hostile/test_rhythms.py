@@ -106,6 +106,24 @@ def test_a_checkpoint_of_released_weights_goes_on():
         torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("how", ["garbage", "next"])
+def test_sleepers_of_an_optimizer_that_is_dropped_wake(how):
+    model = net()
+    start = model[0].weight.detach().clone()
+    opt = methods.random_subset(model, lr=0.0, k=5)
+    assert asleep(model) > 0.5
+    if how == "garbage":
+        del opt
+        gc.collect()
+        assert torch.equal(model[0].weight, start)
+        return
+    opt = methods.random_subset(model, lr=0.0, k=5, seed=1)
+    gc.collect()
+    with opt.awake():
+        assert torch.equal(model[0].weight, start)
+    assert asleep(model) > 0.5
+
+
 def slow_net():
     torch.manual_seed(1)
     return net()

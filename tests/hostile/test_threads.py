@@ -75,7 +75,7 @@ def test_compiled_training_in_two_threads():
 
 def test_first_use_in_many_threads_compiles_once(monkeypatch):
     calls, built = [], tether.native._built()
-    monkeypatch.setattr(tether.build, "kernel", lambda: calls.append(1) or built)
+    monkeypatch.setattr(tether.native.build, "kernel", lambda: calls.append(1) or built)
     fresh = tether.native.lru_cache(maxsize=1)(tether.native._build_once.__wrapped__)
     monkeypatch.setattr(tether.native, "_build_once", fresh)
     found = at_once([tether.native.library] * 4)

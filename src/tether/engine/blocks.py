@@ -91,6 +91,7 @@ class Block:
         self.kept = Kept(params, state, {"momentum": self.momenta} if momenta else {})
         self.held = native.Held(params, self.dtype, self.sizes)
         self.drawn: list[Normals] = []
+        self.copies: tuple[Tensors, torch.Tensor] | None = None
         self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
 
@@ -145,7 +146,7 @@ class Block:
         """A block like this one that moves other tensors by the same gradients."""
         twin = copy.copy(self)
         twin.θ, twin.p, twin.whole, twin.waiting, twin.after = θ, p, None, [], []
-        twin.x, twin.m, twin.drawn = θ, p, []
+        twin.x, twin.m, twin.drawn, twin.copies = θ, p, [], None
         return twin
 
     def take(self, program: Program, name: tuple[int, int]) -> None:
@@ -156,15 +157,22 @@ class Block:
     def settle(self) -> None:
         """Carry out what waits, on copies."""
         if self.x is self.θ:
-            self.x = [x.detach().clone() for x in self.θ]
-            if self.whole is not None:
-                self.whole = self.whole.clone()
-                self.m = self.pick(self.views(self.whole))
-            else:
-                self.m = [p.clone() for p in self.p]
+            self.copy()
         if self.waiting:
             for one in self.emit():
                 one()
+
+    def copy(self) -> None:
+        """Let the updates act on copies; those of all parameters are kept from step to step."""
+        if self.whole is None or self.θ is not self.params:
+            self.x, self.m = [x.detach().clone() for x in self.θ], [p.clone() for p in self.p]
+            self.whole = None
+            return
+        if self.copies is None:
+            self.copies = [torch.empty_like(x, requires_grad=False) for x in self.θ], torch.empty_like(self.whole)
+        self.x, flat = self.copies
+        torch._foreach_copy_([*self.x, flat], [*self.θ, self.whole])
+        self.whole, self.m = flat, self.views(flat)
 
     def writes(self) -> list[Write]:
         """What the commit must do."""

@@ -13,9 +13,7 @@ from tether.surfaces import Surface
 __all__ = ["check_checkpoint"]
 
 
-def check_checkpoint(
-    state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lanes
-) -> None:
+def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lanes) -> None:
     """Raise unless words, metrics, surfaces and shapes are those of the optimizer."""
     saved_groups, groups = state_dict["param_groups"], [row.group for row in rows]
     sizes = [[len(group["params"]) for group in each] for each in (groups, saved_groups)]

@@ -11,8 +11,9 @@ It takes programs, applies any letter to its tensors, and knows its pᵀp. It wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -45,7 +46,7 @@ class Segment(NamedTuple):
     letter: Letter | None = None
     h: Scalar = 0.0
     draw: int = 0
-    fields: dict[str, Scalar] = {}  # noqa: RUF012: a NamedTuple's default, never changed
+    fields: Mapping[str, Scalar] = MappingProxyType({})
 
 
 class Interpreter:
@@ -56,8 +57,13 @@ class Interpreter:
         self.known: dict[int, Any] = {}  # by the beats' identity: they are kept by their word
 
     def run(
-        self, bodies: Sequence[Body], beats: tuple[Beat, ...], times: tuple[Any, Any], scalars: dict[str, Any],
-        name: Name, draw: int = 0,
+        self,
+        bodies: Sequence[Body],
+        beats: tuple[Beat, ...],
+        times: tuple[Any, Any],
+        scalars: dict[str, Any],
+        name: Name,
+        draw: int = 0,
     ) -> int:
         """Let the bodies plan these beats; `times` are the step sizes before and now. Returns the next free draw."""
         values = (*times, draw, *[scalars[s] for s in FIELDS])

@@ -36,7 +36,12 @@ class Moving(Stack):
     """A stack on the move: its points and momenta, one tensor each, with views of them as the optimizer's state."""
 
     def __init__(
-        self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool, lanes: Lanes,
+        self,
+        params: Tensors,
+        names: list[str],
+        state: Mapping[torch.Tensor, Any],
+        momenta: bool,
+        lanes: Lanes,
         surface: Surface,
     ) -> None:
         super().__init__(params, names, surface, lanes)
@@ -355,9 +360,8 @@ class Moving(Stack):
 
     def writes(self) -> list[Write]:
         """What the commit must do; all that can fail is computed here."""
-        if self.fast is not None and self.waiting and not isinstance(self.fast, native.Stiefel):
-            if self.at[0] is self.params:
-                return self.bounded()
+        if isinstance(self.fast, native.Bounded) and self.waiting and self.at[0] is self.params:
+            return self.bounded()
         self.settle()
         if self.fast is None:
             return self.written()

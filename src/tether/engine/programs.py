@@ -18,20 +18,35 @@ class Program:
 
     def __init__(self, updates: Sequence[Update]) -> None:
         self.updates = tuple(updates)
-        self.draws = list(dict.fromkeys(draw for _, terms, draw in updates if "R" in terms))
-        # A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit.
-        passes = sum(len(terms) - is_number(terms.get(symbol), 1) for symbol, terms, _ in updates)
-        known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in updates)
-        self.each = native.replicas_in(tuple(terms.values()) for _, terms, _ in updates)
-        self.suits_kernel = known and (passes > 1 or self.each > 0) and len(self.draws) <= native.DRAWS
+
+    @cached_property
+    def draws(self) -> list[int]:
+        """The numbers of the draws it takes, each once."""
+        return list(dict.fromkeys([draw for _, terms, draw in self.updates if "R" in terms]))
+
+    @cached_property
+    def each(self) -> int:
+        """How many numbers a coefficient holds where it holds one for each replica; 0 where none does."""
+        return native.replicas_in([tuple(terms.values()) for _, terms, _ in self.updates])
+
+    @cached_property
+    def suits_kernel(self) -> bool:
+        """A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit."""
+        passes = 0
+        for symbol, terms, _ in self.updates:
+            if not terms.keys() <= {symbol, "p", "g", "R"}:
+                return False
+            own = terms.get(symbol)
+            passes += len(terms) - (type(own) is float and own == 1)
+        return (passes > 1 or self.each > 0) and len(self.draws) <= native.DRAWS
 
     @cached_property
     def ops(self) -> bytes:
         """The updates in the kernel's form: one row of them, or one for each replica."""
         rows = []
         for symbol, terms, draw in self.updates:
-            numbers = (terms.get(s, 0.0) for s in (symbol, "p", "g", "R"))
-            own, p, g, R = (c if per_replica(c) else float(c) for c in numbers)
+            numbers = [terms.get(s, 0.0) for s in (symbol, "p", "g", "R")]
+            own, p, g, R = [c if per_replica(c) else float(c) for c in numbers] if self.each else map(float, numbers)
             number = self.draws.index(draw) if "R" in terms else -1
             rows.append((int(symbol == "θ"), number, own, p if symbol == "θ" else 0.0, g, R))
         return native.pack_each(rows, self.each) if self.each else native.pack(rows)

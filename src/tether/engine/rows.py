@@ -17,6 +17,7 @@ from tether.engine.thermostat import check_thermostat
 from tether.engine.values import noisy, symbols, zero
 from tether.metrics.metric import Metric
 from tether.rhythms import SHORT, Rhythm, rhythm_of
+from tether.rhythms.waiting import give_back
 from tether.surfaces import Free, Surface
 from tether.words import Beat, parse
 
@@ -29,8 +30,15 @@ class Row:
     """A part: its param group, what it is made of, and the bodies that move."""
 
     def __init__(
-        self, group: dict[str, Any], names: Sequence[str], surface: Surface | Free, metric: Metric | None,
-        rhythm: Rhythm, lanes: Lanes, state: Any, reference: bool,
+        self,
+        group: dict[str, Any],
+        names: Sequence[str],
+        surface: Surface | Free,
+        metric: Metric | None,
+        rhythm: Rhythm,
+        lanes: Lanes,
+        state: Any,
+        reference: bool,
     ) -> None:
         self.group, self.names, self.lanes, self.state = group, list(names), lanes, state
         self.surface, self.metric, self.rhythm, self.reference = surface, metric, rhythm, reference
@@ -132,6 +140,7 @@ class Row:
 
     def make(self, momenta: bool) -> None:
         """The bodies: free tensors by dtype and device, constrained ones by shape."""
+        self.made = None  # until all of it is there: an interrupt must not leave half of it
         named = list(zip(self.group["params"], self.names, strict=True))
         moves = [param.grad is not None or "momentum" in self.state.get(param, {}) for param, _ in named]
         if isinstance(self.surface, Surface) and self.surface.together:
@@ -141,7 +150,8 @@ class Row:
         params, names = [param for param, _ in chosen], [name for _, name in chosen]
         rest = self.state, momenta, self.lanes
         if isinstance(self.surface, Surface):
-            self.made = [Moving(mine, own, *rest, self.surface) for mine, own in stacks(params, names, self.surface)]
+            found = stacks(params, names, self.surface)
+            made: list[Block | Moving] = [Moving(mine, own, *rest, self.surface) for mine, own in found]
         else:
             alike: dict[Any, tuple[list[torch.Tensor], list[str]]] = {}
             for param, name in chosen:
@@ -151,8 +161,9 @@ class Row:
                 mine, own = alike.setdefault((param.dtype, param.device), ([], []))
                 mine.append(param)
                 own.append(name)
-            self.made = [Block(mine, own, *rest) for mine, own in alike.values()]
+            made = [Block(mine, own, *rest) for mine, own in alike.values()]
         self.momenta = momenta
+        self.made = made
 
     def enter(self, measured: Mapping[str, Any]) -> None:
         """Take this step in the row's metric."""
@@ -190,7 +201,10 @@ class Row:
 
     def twin(self) -> list[tuple[Any, Any]]:
         """Bodies that move copies of the tensors by the same gradients, each with the one it is a copy of."""
-        return [(body.beside([x.detach().clone() for x in body.θ], [p.clone() for p in body.p]), body) for body in self.bodies]
+        twins = []
+        for body in self.bodies:
+            twins.append((body.beside([x.detach().clone() for x in body.θ], [p.clone() for p in body.p]), body))
+        return twins
 
     def writes(self) -> list[Write]:
         """What the bodies have planned, and the thermostat."""
@@ -219,10 +233,14 @@ class Row:
         params = self.group["params"]
         return [*params, *(x for param in params for x in self.state.get(param, {}).values() if x.dim())]
 
+    @torch.no_grad()
+    def let_go(self) -> None:
+        """Give back what the rhythm holds between steps."""
+        give_back(self.slow())
+        commit(self.rhythm.rise(self))
+
     def slow(self) -> list[torch.Tensor]:
         """The trained parameters, where some steps need no gradient of them."""
         if self.rhythm.every == 1:
             return []
         return [param for param, yes in zip(self.group["params"], self.trained, strict=True) if yes]
-
-

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["set_clock", "step"]
 
 Closure = Callable[[], Any]
+Undo = Callable[[Callable[[torch.Tensor], bool]], list[Write]]  # of the parameters that it is true of
 
 
 def step(opt: Optimizer, closure: Closure | None) -> Any:
@@ -144,30 +145,34 @@ def in_stages(opt: Optimizer, closure: Closure | None) -> Any:
             f"the word {word.text!r} takes {len(word.stages) - 1} gradients per step: call opt.step(closure) with "
             "a closure that calls opt.zero_grad(), computes the loss, calls loss.backward() and returns the loss"
         )
-    undo = snapshot(rows)
+    undo, done = snapshot(rows), list[bool]()
     try:
-        return stages(opt, closure, undo)
+        return stages(opt, closure, undo, done)
     except BaseException:
-        commit(undo(lambda param: True))
+        if not done:
+            with torch.no_grad():  # wherever it came from
+                commit(undo(lambda param: True))
         raise
 
 
-def stages(opt: Optimizer, closure: Closure, undo: Callable[[Callable[[torch.Tensor], bool]], list[Write]]) -> Any:
-    """The stages of a step; what one has written, the next one's gradient is taken at."""
+def stages(opt: Optimizer, closure: Closure, undo: Undo, done: list[bool]) -> Any:
+    """The stages of a step: a gradient is taken at what the stage before has written. The last one marks it `done`."""
     rows, loss = opt.rows, None
-    draws, kicked = [0] * len(rows), set()
+    draws = [0] * len(rows)
+    kicked: set[torch.Tensor] = set()
     count = max(len(row.word.stages) for row in rows)
     back: list[Write] = []
     for stage in range(count):
-        resting: Sequence[int] | None = opt.param_groups[0]["stopped"]
+        resting: Sequence[int] = opt.param_groups[0]["stopped"]
         if stage:
             with torch.enable_grad():
                 value = closure()
             loss = value if stage == 1 else loss
-            resting = usable(opt)
-            if resting is None:
+            found = usable(opt)
+            if found is None:
                 commit(undo(lambda param: True))
                 return loss
+            resting = found
         writes: list[Write] = []
         for row in rows:
             row.begin(stage > 0, resting)
@@ -181,14 +186,14 @@ def stages(opt: Optimizer, closure: Closure, undo: Callable[[Callable[[torch.Ten
                 draws[i] = row.play(row.word.stages[stage], draw=draws[i])
                 writes += row.writes()
         if stage:
-            kicked |= {x for row in rows for x in row.group["params"] if x.grad is not None}
+            kicked.update(x for row in rows for x in row.group["params"] if x.grad is not None)
         if stage == count - 1:  # what drifted before the first kick and then got none goes back
-            writes += [*undo(lambda param: param not in kicked), *back, *counted(opt)]
+            writes += [*undo(lambda param: param not in kicked), *back, *counted(opt), write(done.append, True)]
         commit(writes)
     return loss
 
 
-def snapshot(rows: Sequence[Row]) -> Callable[[Callable[[torch.Tensor], bool]], list[Write]]:
+def snapshot(rows: Sequence[Row]) -> Undo:
     """Copies of all that a step changes; returns what makes of some parameters and their state what they were."""
     saved = []
     for row in rows:

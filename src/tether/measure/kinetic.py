@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD
 
+from tether.engine.given import named as named_in
 from tether.engine.placed import degrees as freedom
 from tether.loop.train import Record
 from tether.measure.series import mean_and_error
 from tether.optimizer import Optimizer
 from tether.surfaces import Surface
-from tether.words import parse
 
 __all__ = ["Equipartition", "Reading", "equipartition", "kinetic_temperature", "thermometer"]
 
@@ -212,7 +212,7 @@ def _torch(opt: torch.optim.Optimizer) -> Iterator[_Squares]:
         raise TypeError("the degrees of freedom under tether.constrain are not known: use tether.Optimizer with on=")
     first = 0
     for number, group in enumerate(opt.param_groups):
-        named = names(group, first)
+        named = named_in(group, first)
         first += len(named)
         if group["nesterov"] or not group["momentum"]:
             raise ValueError(

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from tether.ensemble.replicas import Replicas
 from tether.engine.commit import write
+from tether.ensemble.replicas import Replicas
 from tether.metrics import edges
 from tether.metrics.homogeneous import Run
 from tether.metrics.metric import Metric, MetricError
 from tether.metrics.tracing import NotHomogeneous, Program, program
-
 from tether.surfaces import Surface
 from tether.words import parse
 
@@ -104,7 +103,10 @@ class Path(Metric):
         block.g = [self.divide(g, f, power=0.5 if whole else 1.0) for g, f in zip(block.g, mine, strict=True)]
         if not whole:
             return
-        home, roots = block.θ, [self.divide(torch.ones_like(x), f, power=-0.5) for x, f in zip(block.θ, mine, strict=True)]
+        home, roots = (
+            block.θ,
+            [self.divide(torch.ones_like(x), f, power=-0.5) for x, f in zip(block.θ, mine, strict=True)],
+        )
         for root in roots:
             root[root == 0] = 1.0  # no path leads there: as it is
         block.θ = block.x = [x.detach() * root for x, root in zip(home, roots, strict=True)]

@@ -22,7 +22,9 @@ def rhythm_of(part: str, row: Mapping[str, Any]) -> Rhythm:
         fields = {**SHORT, **given.fields()}
         other = [name for name, value in SHORT.items() if row[name] not in (value, fields[name])]
         if other:
-            raise RhythmError(f"{part}: rhythm={given!r} and {other[0]}={row[other[0]]!r} do not go together: choose one")
+            raise RhythmError(
+                f"{part}: rhythm={given!r} and {other[0]}={row[other[0]]!r} do not go together: choose one"
+            )
         return given
     if not isinstance(row["drift"], bool):
         raise TypeError(f"{part}: drift={row['drift']!r} must be True or False")
@@ -30,8 +32,12 @@ def rhythm_of(part: str, row: Mapping[str, Any]) -> Rhythm:
         short = Every(row["every"], row["drift"]), Sleep(row["asleep"], row["nap"]), Merge(row["merge"])
     except RhythmError as error:
         raise RhythmError(f"{part}: {error}") from None
-    found: list[Rhythm] = [x for x, used in zip(short, (short[0].every > 1, short[1].share, short[2].k > 1), strict=True) if used]
+    found: list[Rhythm] = [
+        x for x, used in zip(short, (short[0].every > 1, short[1].share, short[2].k > 1), strict=True) if used
+    ]
     if len(found) > 1:
-        given = " and ".join(f"{name}={row[name]!r}" for name in ("every", "asleep", "merge") if row[name] != SHORT[name])
+        given = " and ".join(
+            f"{name}={row[name]!r}" for name in ("every", "asleep", "merge") if row[name] != SHORT[name]
+        )
         raise RhythmError(f"{part}: {given} do not go together: choose one")
     return found[0] if found else Always()

@@ -35,7 +35,9 @@ class Every(Rhythm):
     def check(self, part: str, row: Mapping[str, Any]) -> None:
         one_gradient(self, part, row)
         if row["metric"] is not None:
-            raise RhythmError(f"{part}: {row['metric']!r} changes at every step and cannot go with every={self.every!r}")
+            raise RhythmError(
+                f"{part}: {row['metric']!r} changes at every step and cannot go with every={self.every!r}"
+            )
 
     def due(self, step: int) -> bool:
         return step % self.every == 0

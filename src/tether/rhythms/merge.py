@@ -68,7 +68,10 @@ class Merge(Rhythm):
                 params = body.pick(body.params)
                 slow = [self.copies(row, param)["slow copy"] for param in params]
                 if params:
-                    writes += [write(torch._foreach_lerp_, params, slow, 0.5), write(torch._foreach_copy_, slow, params)]
+                    writes += [
+                        write(torch._foreach_lerp_, params, slow, 0.5),
+                        write(torch._foreach_copy_, slow, params),
+                    ]
         return writes
 
     def slow_step(self, row: Row, draws: int) -> list[Write]:

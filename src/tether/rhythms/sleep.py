@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from tether.engine.commit import write
+from tether.engine.commit import commit, write
 from tether.noise import Normals
 from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole
 from tether.surfaces import Surface
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from tether.engine.rows import Row
 
 __all__ = ["Sleep"]
+
+BEDS = WeakTensorKeyDictionary()  # the row that puts a parameter's weights to bed, as a weak reference
 
 
 class Sleep(Rhythm):
@@ -49,7 +53,9 @@ class Sleep(Rhythm):
         one_gradient(self, part, row, same_step=True)
         if isinstance(row["on"], Surface) or row["metric"] is not None:
             other = row["on"] if isinstance(row["on"], Surface) else row["metric"]
-            raise RhythmError(f"{part}: asleep={self.share} puts weights to 0, which {other!r} does not allow: choose one")
+            raise RhythmError(
+                f"{part}: asleep={self.share} puts weights to 0, which {other!r} does not allow: choose one"
+            )
 
     def masks(self, row: Row, cycle: int) -> list[torch.Tensor]:
         """Where the sleepers of a cycle are, parameter by parameter."""
@@ -77,6 +83,13 @@ class Sleep(Rhythm):
                 yield param, mask
 
     def start(self, row: Row) -> list[Write]:
+        """Whoever put these weights to bed before lets them rise first."""
+        for param in row.group["params"]:
+            before = BEDS.get(param)
+            other = None if before is None else before()
+            if other is not None and other is not row:
+                commit(other.rhythm.rise(other))
+            BEDS[param] = weakref.ref(row)
         return self.lie_down(row)
 
     def lie_down(self, row: Row) -> list[Write]:

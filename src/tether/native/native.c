@@ -14,7 +14,7 @@ typedef struct {
   const uint64_t *key;   // draws × blocks × 3
 } Task;
 
-// What native.py takes for granted, and what was built: it compares, and tells.
+// What native/__init__.py takes for granted, and what was built: it compares, and tells.
 void abi(int64_t facts[8]) {
   int64_t level = 0;  // x86-64-v1 to v4; 0 elsewhere
 #ifdef __x86_64__

@@ -41,15 +41,15 @@
 enum { BLOCK = 1 << 16, CHUNK = 2048, DRAWS = 8, DEPTH = 64 };
 enum { IDENTITY, RELU, LEAKY, TANH, SIGMOID };  // activations, in the order of mlp.py
 enum { BINARY, SQUARE, CLASSES };               // losses
-// What a kernel returns; where it is not FINE nothing has been written. native.py has the sentences.
+// What a kernel returns; where it is not FINE nothing has been written. native/__init__.py has the sentences.
 enum { FINE = 0, NO_BUFFER = -1, BAD_OP = -2, BAD_INDEX = -3, BAD_SIZE = -4 };
 
 // x ← own·x + p·p + g·g + R·R for x = p (target 0) or x = θ (target 1); draw says whose normals R are, −1 for none
 typedef struct { int64_t target, draw; double own, p, g, R; } Op;
 
 _Static_assert(sizeof(Op) == 48 && offsetof(Op, draw) == 8 && offsetof(Op, own) == 16 && offsetof(Op, p) == 24 &&
-               offsetof(Op, g) == 32 && offsetof(Op, R) == 40, "native.py packs an op as two integers and four doubles");
-_Static_assert(sizeof(void *) == 8, "native.py writes addresses as 64-bit integers");
+               offsetof(Op, g) == 32 && offsetof(Op, R) == 40, "native/__init__.py packs an op as two integers and four doubles");
+_Static_assert(sizeof(void *) == 8, "native/__init__.py writes addresses as 64-bit integers");
 _Static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the bits of numbers are read");
 
 typedef uint64_t __attribute__((may_alias)) Raw;  // words of a stream, written where floating-point numbers will lie

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tether import build
+from tether.native import build
 
 __all__ = [
     "BLOCK",
