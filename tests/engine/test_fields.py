@@ -1,4 +1,4 @@
-"""A field that somebody changes between steps is obeyed or refused; the table that is printed is the table that runs."""
+"""A field that somebody changes between steps is obeyed or refused: the table that is printed is the one that runs."""
 
 import pytest
 import torch

@@ -226,9 +226,9 @@ def arguments(g: Callable[..., torch.Tensor]) -> int:
 
 
 def fingerprint(g: Callable[..., torch.Tensor]) -> str:
-    """What tells two lambdas apart in a checkpoint: the names, constants and plain values that they use."""
+    """What tells two lambdas apart in a checkpoint: their code, and the names and plain values that they use."""
     code = getattr(g, "__code__", None)
     cells = [cell.cell_contents for cell in getattr(g, "__closure__", None) or ()]
     used = [*(code.co_names if code else ()), *(code.co_consts if code else ()), *cells, *(g.__defaults__ or ())]
-    plain = repr([x for x in used if isinstance(x, int | float | str | tuple)])
+    plain = repr([code.co_code if code else b"", *(x for x in used if isinstance(x, int | float | str | tuple))])
     return hashlib.sha256(plain.encode()).hexdigest()[:8]

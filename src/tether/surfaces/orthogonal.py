@@ -53,7 +53,9 @@ class Orthogonal(Surface):
         self.fallbacks = 0
 
     def __repr__(self) -> str:
-        return f"Orthogonal({'' if self.scale == 1 else f'scale={self.scale!r}'})"
+        settings = [] if self.tolerance is None else [f"tolerance={self.tolerance!r}"]
+        settings += [] if self.scale == 1 else [f"scale={self.scale!r}"]
+        return f"Orthogonal({', '.join(settings)})"
 
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Stiefel | None:
         if native.product(dtype) is None:
