@@ -114,3 +114,18 @@ def test_a_weight_of_a_tether_optimizer_is_constrained_by_its_part():
     opt = Optimizer(model, [Part("weight", on=Orthogonal()), Part("*")], lr=0.1)
     with pytest.raises(TypeError, match="on="):
         tether.constrain(opt, {"weight": Circle(0.1)})
+
+
+@pytest.mark.parametrize(
+    ("saved", "other"),
+    [
+        (Level(lambda q: q.square().sum() - 1), Level(lambda q: q.square().sum() + 1 - 2)),
+        (Orthogonal(tolerance=1e-6), Orthogonal(tolerance=1e-5)),
+    ],
+    ids=["Level", "Orthogonal"],
+)
+def test_a_checkpoint_of_another_surface_is_refused(saved, other):
+    models = [nn.Linear(3, 3, bias=False) for _ in range(2)]
+    opts = [Optimizer(model, lr=0.1, on=on) for model, on in zip(models, (saved, other), strict=True)]
+    with pytest.raises(ValueError, match="checkpoint was saved on"):
+        opts[1].load_state_dict(opts[0].state_dict())
