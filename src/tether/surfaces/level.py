@@ -128,6 +128,13 @@ class Level(Surface):
             q = self.newton(q, free)
         return self.newton(q, torch.ones_like(q))
 
+    def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
+        """Parameters that a step has left within the tolerance are not brought any closer."""
+        held = torch.zeros(len(θ), dtype=torch.bool, device=θ.device)
+        for i, point in enumerate(self.embed(q, θ).split(1)):
+            held[i] = self.met(point, *self.jacobian(point))
+        return super().holds(θ, q, eps) | held.view(-1, *[1] * (θ.dim() - 1))
+
     def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
         flat = θ.flatten(1)
         near = ((q[:, : flat.shape[1]] - flat).abs() <= eps * flat.abs()).all(1, keepdim=True)
