@@ -131,8 +131,6 @@ class Hostile(RuleBasedStateMachine):
         on_nonfinite=st.sampled_from(["raise", "skip"]),
     )
     def begin(self, **choice):
-        if choice["method"] == "word" and choice["word"] in ("MS", "XH") and choice["surface"] != "free":
-            choice["surface"] = "free"  # the next issue brings S on surfaces
         if choice["method"] == "path_sgd":
             choice["conv"] = False
         if choice["method"] != "word":
