@@ -381,7 +381,7 @@ def multirate_sgd(
     """Multirate SGD with momentum (Algorithms 5.1 to 5.3): `fast` every step with h/k, the rest every k steps with h.
 
     Between its steps no gradient of the slow part is computed. `drift` spreads its step over them (5.1) instead of
-    taking it at once (5.2). `batchnorm` and `slow_eval` are those of `tether.rhythms.multirate.set_clocks`. Tied weights
+    taking it at once (5.2). `batchnorm` and `slow_eval`: see `tether.rhythms.multirate.set_clocks`. Tied weights
     move once; `fast` must match all of their names or none.
     """
     k = whole("", "k", k)
