@@ -16,7 +16,7 @@ from torch import nn
 from tether import Replicas, native
 from tether.measure import balance, group_norm, path_norm, rescale
 from tether.metrics.path import NotHomogeneous, Path
-from tether.metrics.tracing import program
+from tether.metrics.tracing import traced_graph
 
 POWERS = [1, 2, 3.5]
 ROUNDING = 1e-10
@@ -348,13 +348,13 @@ def test_the_kernel_and_torch_agree(p, monkeypatch):
 @pytest.mark.parametrize("p", [1, 2])
 def test_the_way_down_a_chain_and_autograd_agree(p, monkeypatch):
     net = nn.Sequential(nn.Flatten(), relu_net(6, 5, 7, 2), nn.LeakyReLU(0.2), relu_net(2, 3, bias=False))
-    assert program(net)[0].plain == 4
+    assert traced_graph(net)[0].plain == 4
     fast = Path(p).scales(net, (2, 3))
     monkeypatch.setattr("tether.metrics.path._down_a_chain", lambda *_: None)
     for name, γ in Path(p).scales(net, (2, 3)).items():
         torch.testing.assert_close(fast[name], γ, rtol=1e-13, atol=0)
     for other in (nn.Sequential(net, nn.LeakyReLU(3.0)), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), Skip()):
-        assert program(other)[0].plain == 0
+        assert traced_graph(other)[0].plain == 0
 
 
 def test_division_is_zero_where_no_path_leads_and_takes_powers():
@@ -770,16 +770,16 @@ def test_the_model_stays_as_it_was(kind, mode):
 
 def test_traced_once_and_again_when_a_module_was_exchanged():
     net = relu_net(3, 4, 2)
-    first = program(net)[0]
+    first = traced_graph(net)[0]
     γ = Path().scales(net)
     with torch.no_grad():
         net[0].weight.mul_(2)
     net[2].weight = nn.Parameter(3 * net[2].weight.detach())
-    assert program(net)[0] is first
+    assert traced_graph(net)[0] is first
     assert not torch.equal(Path().scales(net)["2.weight"], γ["2.weight"])
     net[2] = nn.Linear(4, 1).double()
     assert path_norm(net) == path_norm(copy.deepcopy(net))
-    assert program(net)[0] is not first
+    assert traced_graph(net)[0] is not first
     gone = weakref.ref(net)
     del net
     gc.collect()

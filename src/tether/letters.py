@@ -18,7 +18,7 @@ h        duration of this letter: the step size over its count       ``lr``
 p2 N     ``pᵀp`` and the number of degrees of freedom of the part
 =======  ==========================================================  =======================
 
-Equation numbers are those of T. Vlaar's thesis (`METHODS` names it 003).
+Equation numbers are those of T. Vlaar's thesis (2022).
 
 To add a letter, write it here (or in your own file) under ``@letter(...)`` and test it in
 ``tests/test_letters.py``; every word may then use it.

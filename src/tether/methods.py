@@ -444,7 +444,7 @@ def path_sgd(
     temperature: float = 0.0,
     **options: Any,
 ) -> Optimizer:
-    """Path-SGD (002): w_e ← w_e − h/γ_p(w, e) ∂L/∂w_e, steepest descent in the geometry of a ReLU network's paths.
+    """Path-SGD: w_e ← w_e − h/γ_p(w, e) ∂L/∂w_e, steepest descent in the geometry of a ReLU network's paths.
 
     Networks that compute the same function by rescaled weights go on computing the same. With momentum the word is MS,
     at a temperature X.

@@ -1,4 +1,4 @@
-"""What a network's answer does when a layer is stretched (004)."""
+"""What a network's answer does when a layer is stretched (GD-dynamics slides)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Homogeneity:
 
 @each()
 def homogeneity(model: nn.Module, data: Any) -> Homogeneity:
-    """Check Σ W ∂f/∂W = f for each layer: f(W; x) = Π ρ_k f(W/ρ; x) follows from it (004).
+    """Check Σ W ∂f/∂W = f for each layer: f(W; x) = Π ρ_k f(W/ρ; x) follows from it (GD-dynamics slides).
 
     Biases break it for all layers before the last, and BatchNorm with its running statistics. A layer is a parameter
     of two or more dimensions.

@@ -1,4 +1,4 @@
-"""Margins of networks, normalised by the norms of their layers (004)."""
+"""Margins of networks, normalised by the norms of their layers (GD-dynamics slides)."""
 
 from __future__ import annotations
 

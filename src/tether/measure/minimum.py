@@ -1,4 +1,4 @@
-"""Which of all solutions of a linear problem: the one of least norm, and what training keeps of its start (004)."""
+"""Which of all solutions of a linear problem: the one of least norm, and what training keeps of its start."""
 
 from __future__ import annotations
 

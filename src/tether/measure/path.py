@@ -1,4 +1,4 @@
-"""Path norms, group norms and rescalings of ReLU networks (002)."""
+"""Path norms, group norms and rescalings of ReLU networks (Path-SGD slides)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from tether.metrics.edges import power
 from tether.metrics.homogeneous import CONVOLUTIONS
 from tether.metrics.path import exponent, path_sum
-from tether.metrics.tracing import program
+from tether.metrics.tracing import traced_graph
 
 __all__ = ["balance", "group_norm", "path_norm", "rescale"]
 
@@ -26,7 +26,7 @@ Factor = float | torch.Tensor | Sequence[float]
 
 
 def path_norm(model: nn.Module, p: float = 2, input_shape: Sequence[int] | None = None) -> float:
-    """‖π(w)‖_p = (Σ over paths of Π |w_e|^p)^{1/p}, over all paths from an input, or a bias, to an output (002).
+    """‖π(w)‖_p = (Σ over paths of Π |w_e|^p)^{1/p}, over all paths from an input, or a bias, to an output.
 
     The network is read as in `tether.Path`: BatchNorm by its running statistics, dropout inert, max pooling as a node
     that any input of its window may lead through.
@@ -47,7 +47,7 @@ def path_norm(model: nn.Module, p: float = 2, input_shape: Sequence[int] | None 
 
 @torch.no_grad()
 def group_norm(model: nn.Module, p: float = 1, q: float = math.inf) -> float:
-    """μ_{p,q}(w) = (Σ over units v of (Σ over edges u → v of |w|^p)^{q/p})^{1/q}; q = ∞ is the max-norm (002).
+    """μ_{p,q}(w) = (Σ over units v of (Σ over edges u → v of |w|^p)^{q/p})^{1/q}; q = ∞ is the max-norm.
 
     A unit is a row of a Linear layer or a channel of a convolution, its bias one of its edges; μ_{2,2} is the norm of
     all weights. Not invariant under `rescale`, unlike the path norm.
@@ -78,7 +78,7 @@ def rescale(
     spread: float = 1e3,
     inplace: bool = False,
 ) -> nn.Module:
-    """ρ_{c,v} for every hidden unit v: weights and bias into it times c_v, weights out of it over c_v (002).
+    """ρ_{c,v} for every hidden unit v: weights and bias into it times c_v, weights out of it over c_v.
 
     The function of the network stays as it is, and so does its path norm. Takes chains of Linear and convolutional
     layers with ReLUs, pooling, flattening and dropout between them; a channel of a convolution is a unit.
@@ -114,7 +114,7 @@ def rescale(
 
 @torch.no_grad()
 def balance(model: nn.Module, p: float = 2) -> nn.Module:
-    """The rescaled copy of smallest max-norm: it attains min over w̃ ~ w of μ_{p,∞}(w̃) (Lemma of 002).
+    """The rescaled copy of smallest max-norm: it attains min over w̃ ~ w of μ_{p,∞}(w̃) (a lemma of the Path-SGD slides).
 
     Every hidden unit gets the same norm t of incoming weights, the smallest with which no output unit has more. In a
     fully connected net of d layers, without biases and with one output, t^d = ‖π(w)‖_p; with several outputs t^d is
@@ -160,7 +160,7 @@ class Link(NamedTuple):
 
 def _chain(model: nn.Module) -> list[Link]:
     """The layers of a network that is a chain of them."""
-    traced, modules = program(model)
+    traced, modules = traced_graph(model)
     links: list[Link] = []
     last = traced.entry
     for step in traced.steps:

@@ -1,4 +1,4 @@
-"""The hard-margin separator, to which gradient descent on separable data turns (004)."""
+"""The hard-margin separator, to which gradient descent on separable data turns (GD-dynamics slides)."""
 
 from __future__ import annotations
 

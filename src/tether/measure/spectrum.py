@@ -1,4 +1,4 @@
-"""How a loss curves around the parameters: eigenvalues of its Hessian, their density and their sum (004)."""
+"""How a loss curves around the parameters: eigenvalues of its Hessian, their density and their sum."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A network of linear layers and ReLUs is a graph of edges: weights, biases (edges from a unit that is always 1) and
 constant factors. Taking every edge c to |c|^p and every activation to the identity gives a network whose output on an
-all-ones input sums Π |w_e|^p over all paths (002). What each operation becomes:
+all-ones input sums Π |w_e|^p over all paths (Path-SGD slides). What each operation becomes:
 
 - ReLU, abs, dropout: the identity. LeakyReLU too, but for a slope |a| > 1, which becomes the factor |a|^p.
 - Max pooling, maximum: the sum. A path may lead through any input of the window; the path norm counts them all.

@@ -1,4 +1,4 @@
-"""Path: the metric in which every path of a network counts by the product of its weights (002)."""
+"""Path: the metric in which every path of a network counts by the product of its weights (Path-SGD slides)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tether.ensemble.replicas import Replicas
 from tether.metrics import edges
 from tether.metrics.homogeneous import Run
 from tether.metrics.metric import Metric, MetricError
-from tether.metrics.tracing import NotHomogeneous, Program, program
+from tether.metrics.tracing import NotHomogeneous, Traced, traced_graph
 from tether.surfaces import Surface
 from tether.words import parse
 
@@ -141,14 +141,14 @@ def exponent(p: Any) -> float:
 @torch.no_grad()
 def path_sum(model: nn.Module, p: float, input_shape: Sequence[int] | None = None) -> float:
     """J = Σ over all paths of Π |w_e|^p."""
-    traced, modules = program(model)
+    traced, modules = traced_graph(model)
     total = traced(Run(p, modules), _ones(modules, traced, input_shape)).item()
     if not math.isfinite(total):
         raise OverflowError(f"the sum of Π |w|^{p:g} over the paths of {type(model).__name__} exceeds float64")
     return total
 
 
-def _ones(modules: list[nn.Module], traced: Program, input_shape: Sequence[int] | None) -> torch.Tensor:
+def _ones(modules: list[nn.Module], traced: Traced, input_shape: Sequence[int] | None) -> torch.Tensor:
     shape = traced.shape if input_shape is None else input_shape
     if shape is None:
         first = next((step for step in traced.steps if step.role in ("layer", "norm")), None)
@@ -167,7 +167,7 @@ def _derivatives(
     model: nn.Module, p: float, input_shape: Sequence[int] | None
 ) -> tuple[dict[torch.Tensor, torch.Tensor], edges.Flows]:
     """∂J/∂|w|^p for the parameters that a path uses: as it is, or as vectors of which it is the outer product."""
-    traced, modules = program(model)
+    traced, modules = traced_graph(model)
     x = _ones(modules, traced, input_shape)
     if traced.plain and not isinstance(model, Replicas):
         flows = _down_a_chain(traced, modules, p, x)
@@ -197,8 +197,8 @@ def _derivatives(
 
 
 @torch.no_grad()
-def _down_a_chain(traced: Program, modules: list[nn.Module], p: float, x: torch.Tensor) -> edges.Flows | None:
-    """Algorithm 1 of 002, for Linear layers one after the other: autograd would take longer than the arithmetic."""
+def _down_a_chain(traced: Traced, modules: list[nn.Module], p: float, x: torch.Tensor) -> edges.Flows | None:
+    """Algorithm 1 of the Path-SGD slides, for a chain of Linear layers: autograd would take longer than the sums."""
     run = Run(p, modules)
     traced(run, x)
     if len(run.trail) != traced.plain:

@@ -18,7 +18,7 @@ from tether.ensemble.replicas import Replicas
 from tether.metrics import edges
 from tether.metrics.homogeneous import FUNCTIONS, LAYERS, NORMS, Run, Unfit, module_rule, same
 
-__all__ = ["NotHomogeneous", "Program", "Step", "program"]
+__all__ = ["NotHomogeneous", "Step", "Traced", "traced_graph"]
 
 PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_", operator.matmul, torch.matmul, torch.mm, torch.bmm)
 QUOTIENTS = (operator.truediv, operator.itruediv, torch.div, "div", "div_")
@@ -56,7 +56,7 @@ class Step(NamedTuple):
     alone: int | None  # the slot that is its only argument, if there is no other
 
 
-class Program(NamedTuple):
+class Traced(NamedTuple):
     """A traced network."""
 
     steps: list[Step]
@@ -104,10 +104,10 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
 
 
 # The modules are kept by weak references, to tell whether the network is still the one that was traced.
-_programs: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], Program]] = WeakKeyDictionary()
+_programs: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], Traced]] = WeakKeyDictionary()
 
 
-def program(model: nn.Module) -> tuple[Program, list[nn.Module]]:
+def traced_graph(model: nn.Module) -> tuple[Traced, list[nn.Module]]:
     """The program of a network and its modules now; traced on the first call and when a module was exchanged."""
     network = _network(model)
     modules = _modules(network)
@@ -158,7 +158,7 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
-def _trace(network: nn.Module, modules: list[nn.Module]) -> Program:
+def _trace(network: nn.Module, modules: list[nn.Module]) -> Traced:
     kind = type(network).__name__
     signature = list(inspect.signature(network.forward).parameters.values())
     required = [x.name for x in signature if x.default is x.empty]
@@ -187,7 +187,7 @@ class _Builder:
         self.weighted: set[fx.Node] = set()  # what depends on a parameter, but not on the input
         self.steps: list[Step] = []
 
-    def build(self, graph: fx.Graph) -> Program:
+    def build(self, graph: fx.Graph) -> Traced:
         entry, exit = None, None
         unused: set[fx.Node] = set()  # arguments left at their defaults, and torch's assertions about them
         for node in graph.nodes:
@@ -202,7 +202,7 @@ class _Builder:
             else:
                 self.add(node)
         assert entry is not None
-        return Program(self.steps, len(self.slots), entry, exit, self.shape(), self.plain(entry, exit))
+        return Traced(self.steps, len(self.slots), entry, exit, self.shape(), self.plain(entry, exit))
 
     def add(self, node: fx.Node) -> None:
         name, kind, place = self.label(node)
