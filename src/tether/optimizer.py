@@ -185,7 +185,7 @@ class Optimizer(torch.optim.Optimizer):
     def _begin(self, row: Row) -> None:
         """Take up the rhythm of a part; what it holds is given back when this optimizer is no more."""
         commit(row.rhythm.start(row))
-        weakref.finalize(self, row.let_go).atexit = False
+        weakref.finalize(self, row.dismiss).atexit = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
@@ -353,7 +353,7 @@ class Optimizer(torch.optim.Optimizer):
             row = Row(group, names, surface, metric, rhythm, self.lanes, self.state, self.reference)
             row.trained = trained
             self.rows.append(row)
-            weakref.finalize(self, row.let_go).atexit = False
+            weakref.finalize(self, row.dismiss).atexit = False
 
     def __repr__(self) -> str:
         return self.describe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -238,6 +239,18 @@ class Row:
         """Give back what the rhythm holds between steps."""
         give_back(self.slow())
         commit(self.rhythm.rise(self))
+
+    def dismiss(self) -> None:
+        """The same, when the optimizer is garbage: the collector may come inside a functorch transform.
+
+        There torch refuses to write to tensors from outside. A transform belongs to its thread: another one may write.
+        """
+        try:
+            self.let_go()
+        except RuntimeError:
+            helper = threading.Thread(target=self.let_go)
+            helper.start()
+            helper.join()
 
     def slow(self) -> list[torch.Tensor]:
         """The trained parameters, where some steps need no gradient of them."""
