@@ -191,10 +191,14 @@ class Optimizer(torch.optim.Optimizer):
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
         return self.advance(closure)
 
-    @torch.no_grad()
     def advance(self, closure: Callable[[], Any] | None = None) -> Any:
         """The step itself, without what torch wraps around `step` for its profiler and for hooks."""
-        return untraced()(self, closure)
+        before = torch.is_grad_enabled()
+        try:  # by C calls, not by torch.no_grad: an interrupt inside its Python would leave gradients switched off
+            torch._C._set_grad_enabled(False)
+            return untraced()(self, closure)
+        finally:
+            torch._C._set_grad_enabled(before)
 
     def stop(self, replicas: Iterable[int]) -> None:
         """Let these replicas, by their place along the first axis, stand still from now on; the others go on."""

@@ -138,3 +138,4 @@ def test_a_run_with_interrupts_ends_where_the_plain_one_ends(name, replicas):
         assert a.keys() == b.keys()
         assert [key for key in a if not torch.equal(a[key], b[key])] == [], (step, hit)
     assert hits > 12
+    assert torch.is_grad_enabled()
