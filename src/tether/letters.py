@@ -102,16 +102,28 @@ def letter(*changes: str, flow: bool = True, limit: str = "") -> Callable[[Calla
     return register
 
 
+# Functions of numbers, tensors and formulas (`tether.engine.formulas`), which have a method of that name.
+
+
 def exp(x: Any) -> Any:
-    return torch.exp(x) if isinstance(x, torch.Tensor) else math.exp(x)
+    return math.exp(x) if isinstance(x, int | float) else x.exp()
 
 
 def expm1(x: Any) -> Any:
-    return torch.expm1(x) if isinstance(x, torch.Tensor) else math.expm1(x)
+    return math.expm1(x) if isinstance(x, int | float) else x.expm1()
 
 
 def sqrt(x: Any) -> Any:
-    return torch.sqrt(x) if isinstance(x, torch.Tensor) else math.sqrt(x)
+    return math.sqrt(x) if isinstance(x, int | float) else x.sqrt()
+
+
+def shrink(x: Any) -> Any:
+    """(1 − e^{−x})/x, which is 1 at x = 0."""
+    if isinstance(x, int | float):
+        return -math.expm1(-x) / x if x else 1.0
+    if isinstance(x, torch.Tensor):
+        return torch.where(x == 0, 1.0, -torch.expm1(-x) / torch.where(x == 0, 1.0, x))
+    return x.shrink()
 
 
 def times(γ: Any, h: Any) -> Any:
@@ -187,9 +199,7 @@ def F(p, R, ξ, h, σ):
 
     The exact solution of dp = −ξ p dt + σ dW at fixed ξ, of either sign; ξ → 0 is D.
     """
-    x = 2 * ξ * h if isinstance(ξ, torch.Tensor) else torch.tensor(2.0 * ξ * h, dtype=torch.float64, device="cpu")
-    variance = h * torch.where(x == 0, torch.ones_like(x), -torch.expm1(-x) / torch.where(x == 0, 1.0, x))
-    return exp(-ξ * h) * p + σ * sqrt(variance) * R
+    return exp(-ξ * h) * p + σ * sqrt(h * shrink(2 * ξ * h)) * R
 
 
 # Overdamped dynamics, (2.38)

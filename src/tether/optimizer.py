@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,17 +11,18 @@ from typing import Any
 
 import torch
 
-from tether.engine import steps
+from tether.engine import stages, steps
 from tether.engine.advice import warn_frozen, warn_unused
 from tether.engine.blocks import Lanes
-from tether.engine.checkpoint import check_checkpoint
+from tether.engine.checkpoint import check_checkpoint, restore, with_every_parameter
 from tether.engine.commit import commit
-from tether.engine.given import lanes_of, named, param_groups, parameters_in, stacked, unnamed
+from tether.engine.given import param_groups, parameters_in, stacked, unnamed
 from tether.engine.gradients import NonFiniteGradient
-from tether.engine.placed import Stack, degrees, place, stacks, write
+from tether.engine.placed import Stack, place, write
+from tether.engine.readings import largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
-from tether.engine.together import check_parameter, check_replicas, check_together
+from tether.engine.together import admitted, check_replicas, check_together
 from tether.part import DEFAULTS, Part, check, known_fields, plain
 from tether.rhythms import SHORT, rhythm_of
 from tether.rhythms.waiting import give_back, left_waiting
@@ -37,7 +37,17 @@ OTHER_KEYS = {"params", "param_names", "seed", "step", "previous_lr", "stopped",
 @lru_cache
 def untraced() -> Callable[..., Any]:
     """The step, not traced by torch.compile, which would gain nothing; made late, since this loads torch._dynamo."""
-    return torch.compiler.disable(steps.step)
+    return torch.compiler.disable(_move)
+
+
+def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
+    """Read the table and step by it."""
+    for row in opt.rows:
+        row.read()
+    if opt.awakened or opt.released or opt.alone:
+        steps.settle_first(opt)
+    kind = stages if any(row.word.needs_closure for row in opt.rows) else steps
+    return kind.step(opt, closure)
 
 
 class Clock:
@@ -142,7 +152,7 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(group)
         added = self.param_groups.pop()
         give_back(left_waiting(added["params"]))
-        names = self._admit(added, surface)
+        names, self.lanes = admitted(self, added, surface)
         row = Row(added, list(names.values()), surface, metric, rhythm, self.lanes, self.state, self.reference)
         check_replicas(added, self.lanes)
         check_together([*self.rows, row])
@@ -157,29 +167,6 @@ class Optimizer(torch.optim.Optimizer):
         self.rows.append(row)
         if self.starts is None:
             self._begin(row)
-
-    def _admit(self, group: dict[str, Any], surface: Any) -> dict[torch.Tensor, str]:
-        """The parameters of a new group and their names, checked one by one."""
-        names: dict[torch.Tensor, str] = {}
-        for name, param in named(group, sum(len(other["params"]) for other in self.param_groups)):
-            check_parameter(name, param, names)
-            if self.known_by_parameters and stacked(param) != self.replicas:
-                this, rest = ("one of", "no replicas") if stacked(param) else ("not of", "replicas")
-                raise ValueError(
-                    f"parameter {name!r} is {this} tether.Replicas, and the parameters before it are {rest}: give each "
-                    "an optimizer of its own"
-                )
-            if not names and not self.param_groups:
-                self.lanes = lanes_of(name, param, self.replicas)
-            if self.replicas and (param.dim() == 0 or len(param) != self.lanes.rows or not param.is_contiguous()):
-                raise ValueError(
-                    f"parameter {name!r} of shape {tuple(param.shape)} does not hold {self.lanes.rows} replicas along "
-                    "its first axis, contiguous in memory: use tether.Replicas, or batch_dims=0"
-                )
-            if isinstance(surface, Surface):
-                surface.check(name, param.shape[self.replicas :])
-            names[param] = name
-        return names
 
     @torch.no_grad()
     def _begin(self, row: Row) -> None:
@@ -246,39 +233,12 @@ class Optimizer(torch.optim.Optimizer):
         OBABO and ABOBA it is after a half kick, where ⟨p²⟩ = τ/(1 − h²/4) on a unit harmonic well. nan for
         overdamped parts, which have no momenta.
         """
-        result: dict[str, Any] = {}
-        for label, row in zip(self.labels(), self.rows, strict=True):
-            squares: Any = torch.zeros(self.lanes.rows, dtype=torch.float64, device="cpu")
-            count = 0
-            if row.word.kinetic or isinstance(row.surface, Surface):
-                params = row.group["params"]
-                moving = [param for param in params if "momentum" in self.state.get(param, {})]
-                for x in moving:
-                    momenta = self.state[x]["momentum"].detach().double().reshape(self.lanes.rows, -1)
-                    squares += momenta.square().sum(1).cpu()
-                whole = moving if not getattr(row.surface, "together", False) else params
-                count = degrees(row.surface, whole, self.lanes)
-            each = squares / count if count else squares + math.nan
-            result[label] = each if self.replicas else float(each)
-        return result
+        return temperatures(self)
 
     @torch.no_grad()
     def violation(self) -> Any:
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
-        worst = torch.zeros(self.lanes.rows, dtype=torch.float64, device="cpu")
-        for row in self.rows:
-            if isinstance(row.surface, Surface):
-                # a part between its steps asks for no gradient, and is on its surface all the same
-                trained = row.trained if row.slow() else [param.requires_grad for param in row.group["params"]]
-                rows = zip(row.names, row.group["params"], trained, strict=True)
-                moving = [(name, x) for name, x, yes in rows if yes]
-                for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], row.surface):
-                    stack = Stack(mine, labels, row.surface, self.lanes)
-                    point = stack.surface.embed(stack.point(self.state), stack.gather(mine))
-                    each = point.view(-1, self.lanes.rows, *point.shape[1:]).transpose(0, 1)
-                    found = torch.stack([stack.surface.violation(replica) for replica in each])
-                    worst = torch.maximum(worst, found.double().cpu())  # nan stays nan
-        return worst if self.replicas else float(worst)
+        return largest_violation(self)
 
     def describe(self) -> str:
         """The table of parts, as text, with the citation of a published method."""
@@ -293,17 +253,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, to be saved by torch.save."""
-        packed = super().state_dict()
-        if packed["state"]:
-            # Distributed checkpoints want some state for every parameter that moves, or for none.
-            state = dict(packed["state"])
-            for saved, row in zip(packed["param_groups"], self.rows, strict=True):
-                moving = {param for body in row.made or () for param in body.params}
-                for i, param in zip(saved["params"], row.group["params"], strict=True):
-                    if param in moving:
-                        state.setdefault(i, {"step": torch.tensor(float(row.group["step"]))})
-            packed["state"] = state
-        return packed
+        return with_every_parameter(super().state_dict(), self.rows)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -321,19 +271,7 @@ class Optimizer(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
-        # torch casts state to the parameter's dtype, too coarse on a surface for half precision, and does not copy it.
-        for saved, row, group in zip(state_dict["param_groups"], self.rows, self.param_groups, strict=True):
-            row.group = group
-            row.forget()
-            for j, param in zip(saved["params"], group["params"], strict=True):
-                if j in state_dict["state"]:
-                    own = state_dict["state"][j].items()
-                    wide = group["on"] != "Free()"
-                    self.state[param] = {
-                        key: value.to(param.device, value.dtype if wide else param.dtype, copy=True)
-                        for key, value in own
-                    }
-            row.state, row.chosen = self.state, row.choices()
+        restore(self.rows, self.param_groups, self.state, state_dict)
         self.released = False
         self.clock.step = self.param_groups[0]["step"] if self.param_groups else 0
         for row in self.rows:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from tether.letters import LETTERS
@@ -52,12 +52,12 @@ class Word:
     stages: tuple[tuple[Beat, ...], ...]
     needs: frozenset[str]
 
-    @property
+    @cached_property
     def needs_closure(self) -> bool:
         """Does one step take more than one gradient?"""
         return not self.program
 
-    @property
+    @cached_property
     def kinetic(self) -> bool:
         """Does a kick act on momenta, so that there is a kinetic temperature?"""
         return any(LETTERS[name].kicks and not LETTERS[name].moves for name in self.text)

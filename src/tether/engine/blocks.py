@@ -8,16 +8,16 @@ place. What must be known earlier (pᵀp, a letter that is not linear) is comput
 from __future__ import annotations
 
 import copy
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from tether import native
-from tether.engine.commit import Write, noted, write
+from tether.engine.commit import NOTED, Write, write
+from tether.engine.interpreter import in_pieces
 from tether.engine.programs import Program
-from tether.engine.sums import Scalar, is_number, per_replica
+from tether.engine.sums import Scalar, per_replica
 from tether.letters import Letter
 from tether.noise import Normals
 from tether.noise import keys as noise_keys
@@ -42,14 +42,11 @@ class Kept:
 
     def __init__(self, params: Tensors, state: Mapping[torch.Tensor, Any], kept: Mapping[str, Tensors]) -> None:
         self.params, self.state, self.kept = params, state, kept
-        self.kinds = self._kinds()
-
-    def _kinds(self) -> list[Any]:
-        return [(x.shape, x.dtype, x.device) for x in self.params]
+        self.kinds = [(x.shape, x.dtype, x.device) for x in params]
 
     def still(self) -> bool:
         """Are shapes, dtypes, devices and the state's tensors what they were?"""
-        if self._kinds() != self.kinds:
+        if [(x.shape, x.dtype, x.device) for x in self.params] != self.kinds:
             return False
         state = self.state
         for key, tensors in self.kept.items():
@@ -65,7 +62,7 @@ class Block:
     it begins: the parameters and their momenta, unless a metric or a rhythm has put others in their place.
     """
 
-    together = False
+    ξ: torch.Tensor | None = None
 
     def __init__(
         self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool, lanes: Lanes
@@ -101,33 +98,26 @@ class Block:
             for start, size, p in zip(self.offsets, self.sizes, self.params, strict=True)
         ]
 
-    def fits(self) -> bool:
-        """Are parameters and momenta still those the block was made for?"""
-        return self.kept.still()
-
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
         grads = [param.grad for param in self.params]
         if resting:
             grads = [still(grad, resting) for grad in grads]
         self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]
-        self.complete = len(self.g) == len(grads) or not gradient
-        self.active = self.everything if self.complete else [i for i, g in enumerate(grads) if g is not None]
         self.live = bool(self.g) or not gradient
-        self.θ, self.p, self.whole = self.pick(self.params), self.pick(self.momenta), self.flat
+        self.complete = len(self.g) == len(grads) or not gradient
+        self.θ, self.p, self.whole, self.degrees = self.params, self.momenta, self.flat, sum(self.sizes) // self.rows
+        self.active = self.everything
         if not self.complete:
-            self.whole = None
-        if not is_number(weight_decay, 0) and self.g and gradient:
+            self.active = [i for i, g in enumerate(grads) if g is not None]
+            self.θ, self.p, self.whole = self.pick(self.params), self.pick(self.momenta), None
+            self.degrees = sum(self.pick(self.sizes)) // self.rows
+        if (type(weight_decay) is not float or weight_decay) and self.g and gradient:
             self.g = decayed(self.g, self.θ, weight_decay)
-        self.count = sum(self.pick(self.sizes)) // self.rows
         self.waiting: list[Program] = []
+        self.own, self.ξ = self.p, None
         self.x, self.m = self.θ, self.p  # where the updates act: on θ and p, or on copies of them
         self.after: list[Write] = []  # writes that follow those of the step
-
-    @property
-    def degrees(self) -> int:
-        """Degrees of freedom of what moves."""
-        return self.count
 
     def pick(self, values: list[T]) -> list[T]:
         """Those of the tensors that have a gradient."""
@@ -149,10 +139,10 @@ class Block:
         twin.x, twin.m, twin.drawn, twin.copies = θ, p, [], None
         return twin
 
-    def take(self, program: Program, name: tuple[int, int]) -> None:
-        """Let a program wait for the commit."""
+    def take(self, program: Program, name: tuple[int, int], ξ: torch.Tensor | None = None) -> None:
+        """Let a program wait for the commit; one with a thermostat changes ξ then."""
         self.waiting.append(program)
-        self.name = name
+        self.name, self.ξ = name, self.ξ if ξ is None else ξ
 
     def settle(self) -> None:
         """Carry out what waits, on copies."""
@@ -176,18 +166,26 @@ class Block:
 
     def writes(self) -> list[Write]:
         """What the commit must do."""
-        if self.x is self.θ:
-            return [*self.emit(), *self.after] if self.waiting else self.after
-        if self.waiting:
+        writes = self.emit() if self.waiting and self.x is self.θ else []
+        if self.x is not self.θ:
             self.settle()
-        return [write(torch._foreach_copy_, [*self.θ, *self.p], [*self.x, *self.m]), *self.after]
+            writes = [write(torch._foreach_copy_, [*self.θ, *self.p], [*self.x, *self.m])]
+        return [*writes, *self.after]
 
     def emit(self) -> list[Write]:
         """What waits, as writes."""
         program = self.waiting[0] if len(self.waiting) == 1 else Program([u for p in self.waiting for u in p.updates])
         self.waiting = []
         found = self.by_kernel(program) if program.suits_kernel and self.kernel else None
-        return self.by_foreach(program) if found is None else found
+        if found is not None:
+            return found
+        if program.thermostat:
+            ξ = self.ξ
+            assert ξ is not None
+            ξ.copy_(torch.as_tensor(in_pieces([self], [program], ξ, self.name)))
+            self.settle()
+            return []
+        return self.by_foreach(program)
 
     def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
@@ -200,8 +198,11 @@ class Block:
         places = self.layout if self.complete else self.places(self.active)
         assert places is not None
         layout, p, names = places
-        θ = self.addresses(layout)
-        if p is not None and self.m is not self.pick(self.momenta):
+        if self.complete and self.x is self.params:  # where parameters lie that have not moved is known
+            θ = self.held.at if self.held.still() else None
+        else:
+            θ = native.addresses(self.x, self.dtype, layout.whole)
+        if p is not None and self.m is not self.own:
             p = native.addresses(self.m, self.dtype, layout.whole)
         given = len(self.g) == len(self.x)  # before the first kick some may have none, and none is read
         g = native.addresses(self.g, self.dtype, layout.whole) if given else None
@@ -209,61 +210,29 @@ class Block:
             return None
         seed, step = self.name
         keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
-        run = native.prepared(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g)
-        return [run, noted(self.x)]
-
-    def addresses(self, layout: native.Layout) -> array[int] | None:
-        """Where θ lies; of parameters that stay where they were that is known."""
-        if self.complete and self.x is self.params:
-            return self.held.at if self.held.still() else None
-        return native.addresses(self.x, self.dtype, layout.whole)
+        more: dict[str, Any] = {"formulas": program.formulas, "ξ": self.ξ} if program.thermostat else {}
+        run = native.prepared(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g, **more)
+        return [run, write(NOTED, self.x)]
 
     def by_rows(self, tensors: Tensors) -> Tensors:
         """Tensors with a row for each replica, so that a number each can act on them."""
         return [x.view(self.rows, x.numel() // self.rows) for x in tensors] if self.lanes.batched else tensors
 
     def by_foreach(self, program: Program) -> list[Write]:
-        """All updates as fused calls of torch, put off where two can become one.
-
-        The tensors stand for θ + drift·p and scale·p: a scaling of p and a drift along p wait until p changes
-        otherwise, so that A O A without noise is one pass over θ and not two.
-        """
-        tensors = {"θ": self.x, "p": self.m, "g": self.g}
-        if any("g0" in terms for _, terms, _ in program.updates):
-            tensors["g0"] = self.g0
-        tensors = {symbol: self.by_rows(values) for symbol, values in tensors.items()}
-        whole = tensors["p"] if self.lanes.batched or self.whole is None else [self.whole]
+        """All updates as fused calls of torch."""
+        vectors = {"θ": self.x, "p": self.m, "g": self.g}
+        flat = [] if self.whole is None or program.each else [self.whole]  # all momenta as one tensor, if that will do
         writes: list[Write] = []
-        drift: Scalar = 0.0
-        scale: Scalar = 1.0
-        for symbol, terms, draw in program.updates:
-            own = terms.get(symbol, 0.0)
-            others = [(s, c) for s, c in terms.items() if s != symbol]
-            if "R" in terms:
-                tensors["R"], noise = self.normals(draw, program.draws.index(draw), whole)
-            if symbol == "θ":
-                if not is_number(own, 1):
-                    add(writes, tensors["θ"], tensors["p"], drift)
-                    drift = 0.0
-                    multiply(writes, tensors["θ"], own)
-                for s, c in others:
-                    if s == "p":
-                        drift = drift + scale * c
-                    else:
-                        add(writes, tensors["θ"], tensors[s], c)
-            else:
-                scale = scale * own
-                if others:
-                    add(writes, tensors["θ"], tensors["p"], drift)
-                    multiply(writes, whole, scale)
-                    drift, scale = 0.0, 1.0
-                for s, c in others:
-                    if s == "R":
-                        add(writes, whole, noise, c)
-                    else:
-                        add(writes, tensors["p"], tensors[s], c)
-        add(writes, tensors["θ"], tensors["p"], drift)
-        multiply(writes, whole, scale)
+        for target, source, factor, draw in program.passes:
+            xs = vectors[target]
+            if source == "g0":
+                vectors["g0"] = self.g0
+            elif source == "R":
+                drawn = self.normals(draw, program.draws.index(draw))
+                vectors["R"] = [drawn] if flat and target == "p" else self.pick(self.views(drawn))
+            if flat and target == "p" and source in ("R", None):
+                xs = flat
+            writes.append(scaled(xs, factor) if source is None else added(xs, vectors[source], factor))
         return writes
 
     def apply(self, letter: Letter, scalars: Mapping[str, Scalar], name: tuple[int, int], draw: int) -> None:
@@ -272,7 +241,7 @@ class Block:
         self.settle()
         tensors = {"θ": self.x, "p": self.m, "g": self.g}
         tensors["g0"] = self.g0 if "g0" in letter.needs else []
-        tensors["R"] = self.normals(draw, 0, [])[0] if "R" in letter.needs else []
+        tensors["R"] = self.pick(self.views(self.normals(draw, 0))) if "R" in letter.needs else []
         tensors = {symbol: self.by_rows(values) for symbol, values in tensors.items()}
         columns = {s: c.view(-1, 1).to(self.device, self.dtype) for s, c in scalars.items() if per_replica(c)}
         scalars = {**scalars, **columns}
@@ -282,14 +251,12 @@ class Block:
             for symbol, value in zip(letter.changes, results, strict=True):
                 tensors[symbol][i].copy_(value)
 
-    def normals(self, draw: int, slot: int, whole: Tensors) -> tuple[Tensors, Tensors]:
-        """Normals in the shape of the tensors, and the same numbers in the shape of `whole`; a slot holds one draw."""
+    def normals(self, draw: int, slot: int) -> torch.Tensor:
+        """Normals for all tensors, flat as their momenta; a slot holds one draw."""
         while len(self.drawn) <= slot:
             sizes = (self.sizes, self.offsets, self.total)
             self.drawn.append(Normals(self.names, *sizes, self.dtype, self.device, self.rows, self.lanes.numbers))
-        flat = self.drawn[slot].draw(*self.name, draw)
-        views = self.by_rows(self.pick(self.views(flat)))
-        return views, [flat] if len(whole) == 1 and whole[0] is self.whole else views
+        return self.drawn[slot].draw(*self.name, draw)
 
     def square(self) -> torch.Tensor:
         """pᵀp, accumulated in at least float32."""
@@ -302,34 +269,30 @@ class Block:
         return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 
-def add(writes: list[Write], xs: Tensors, ys: Tensors, factor: Scalar) -> None:
+def added(xs: Tensors, ys: Tensors, factor: Scalar) -> Write:
     """xs ← xs + factor·ys."""
-    if is_number(factor, 0):
-        return
     if isinstance(factor, torch.Tensor):
-        if per_replica(factor):
-            writes.append(write(torch._foreach_addcmul_, xs, ys, [column(factor, xs[0])] * len(xs)))
-            return
-        if factor.device.type != "cpu":  # no synchronisation with the device
-            writes.append(write(torch._foreach_addcmul_, xs, ys, [factor] * len(xs)))
-            return
+        if per_replica(factor) or factor.device.type != "cpu":  # no synchronisation with the device
+            return write(torch._foreach_addcmul_, xs, ys, columns(factor, xs))
         factor = factor.item()
     if len(xs) == 1:
-        writes.append(write(xs[0].add_, ys[0], alpha=factor))
-    else:
-        writes.append(write(torch._foreach_add_, xs, ys, alpha=factor))
+        return write(xs[0].add_, ys[0], alpha=factor)
+    return write(torch._foreach_add_, xs, ys, alpha=factor)
 
 
-def multiply(writes: list[Write], xs: Tensors, factor: Scalar) -> None:
+def scaled(xs: Tensors, factor: Scalar) -> Write:
     """xs ← factor·xs."""
-    if is_number(factor, 1):
-        return
     if per_replica(factor):
-        writes.append(write(torch._foreach_mul_, xs, [column(factor, xs[0])] * len(xs)))
-    elif len(xs) == 1:
-        writes.append(write(xs[0].mul_, factor))
-    else:
-        writes.append(write(torch._foreach_mul_, xs, factor))
+        return write(torch._foreach_mul_, xs, columns(factor, xs))
+    return write(xs[0].mul_, factor) if len(xs) == 1 else write(torch._foreach_mul_, xs, factor)
+
+
+def columns(factor: torch.Tensor, like: Tensors) -> Tensors:
+    """A number for each replica, to act on tensors that hold a replica in each row; or one for all."""
+    if not factor.dim():
+        return [factor] * len(like)
+    each = factor.to(like[0].device, like[0].dtype)
+    return [each.view(-1, *[1] * (x.dim() - 1)) for x in like]
 
 
 def still(gradient: torch.Tensor | None, resting: Sequence[int]) -> torch.Tensor | None:
@@ -345,8 +308,3 @@ def decayed(grads: Tensors, params: Tensors, weight_decay: Scalar) -> Tensors:
         return list(torch._foreach_add(grads, params, alpha=float(weight_decay)))
     pairs = zip(grads, params, strict=True)
     return [g + weight_decay.view(-1, *[1] * (g.dim() - 1)).to(g) * x for g, x in pairs]
-
-
-def column(factor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A number for each replica, to act on rows."""
-    return factor.view(-1, 1).to(like.device, like.dtype)

@@ -1,16 +1,18 @@
-"""Checkpoints: is this one of the optimizer it is loaded into?"""
+"""Checkpoints: what they hold, and whether one is of the optimizer it is loaded into."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from tether.engine.blocks import Lanes
 from tether.engine.given import named
 from tether.engine.rows import Row
 from tether.surfaces import Surface
 
-__all__ = ["check_checkpoint"]
+__all__ = ["check_checkpoint", "restore", "with_every_parameter"]
 
 
 def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lanes) -> None:
@@ -51,3 +53,34 @@ def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lan
                     f"{name!r} has shape {tuple(param.shape)} and so a momentum of shape {expected}, but the one "
                     f"in the checkpoint has {tuple(momentum.shape)}: this is the checkpoint of another model"
                 )
+
+
+def with_every_parameter(packed: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """A state dict with some state for every parameter that moves, or for none, as distributed checkpoints want it."""
+    if packed["state"]:
+        state = dict(packed["state"])
+        for saved, row in zip(packed["param_groups"], rows, strict=True):
+            moving = {param for body in row.made or () for param in body.params}
+            for i, param in zip(saved["params"], row.group["params"], strict=True):
+                if param in moving:
+                    state.setdefault(i, {"step": torch.tensor(float(row.group["step"]))})
+        packed["state"] = state
+    return packed
+
+
+def restore(rows: Sequence[Row], groups: Sequence[dict[str, Any]], state: Any, given: dict[str, Any]) -> None:
+    """Take over what torch has loaded.
+
+    It casts state to the parameter's dtype, too coarse for points in half precision, and does not copy it.
+    """
+    for saved, row, group in zip(given["param_groups"], rows, groups, strict=True):
+        row.group = group
+        row.forget()
+        wide = group["on"] != "Free()"
+        for j, param in zip(saved["params"], group["params"], strict=True):
+            if j in given["state"]:
+                state[param] = {
+                    key: value.to(param.device, value.dtype if wide else param.dtype, copy=True)
+                    for key, value in given["state"][j].items()
+                }
+        row.state, row.chosen = state, row.choices()

@@ -14,17 +14,12 @@ import torch
 
 from tether import native
 
-__all__ = ["Write", "commit", "noted", "write"]
+__all__ = ["NOTED", "Write", "commit", "write"]
 
 Write = partial[Any]
 write = partial
 _call = partial.__call__
-_noted = torch._C._increment_version
-
-
-def noted(tensors: list[torch.Tensor]) -> Write:
-    """Tell autograd that tensors were written to past its eyes."""
-    return partial(_noted, tensors)
+NOTED = torch._C._increment_version  # tells autograd that tensors were written to past its eyes
 
 
 def commit(writes: Iterable[Write]) -> None:

@@ -10,7 +10,7 @@ import torch
 from tether import native
 from tether.engine.given import named
 
-__all__ = ["NonFiniteGradient", "faulty_gradients", "faulty_replicas", "finite"]
+__all__ = ["NonFiniteGradient", "check_shape", "faulty_gradients", "faulty_replicas", "finite"]
 
 Groups = list[dict[str, Any]]
 
@@ -38,11 +38,7 @@ def faulty_gradients(groups: Groups) -> dict[str, str]:
             if grad is None:
                 continue
             if grad.shape != param.shape:
-                name = named(group, first)[i][0]
-                raise ValueError(
-                    f"{name!r} has shape {tuple(param.shape)} and a gradient of shape {tuple(grad.shape)}: it was "
-                    "replaced after the backward pass; call backward() again"
-                )
+                check_shape(named(group, first)[i][0], param)
             dtype = grad.dtype
             if grad.layout is not torch.strided or dtype.is_complex:
                 name = named(group, first)[i][0]
@@ -61,6 +57,16 @@ def faulty_gradients(groups: Groups) -> dict[str, str]:
                 found[name] = f"{nan} nan and {inf} inf of {param.numel()}"
         first += len(group["params"])
     return found
+
+
+def check_shape(name: str, param: torch.Tensor) -> None:
+    """Raise for a gradient of another shape."""
+    grad = param.grad
+    if grad is not None and grad.shape != param.shape:
+        raise ValueError(
+            f"{name!r} has shape {tuple(param.shape)} and a gradient of shape {tuple(grad.shape)}: it was replaced "
+            "after the backward pass; call backward() again"
+        )
 
 
 def faulty_replicas(groups: Groups) -> list[int]:

@@ -1,9 +1,8 @@
-"""The interpreter: a word's letters, in turn, on the bodies of one part.
+"""The interpreter: a word's letters become programs that bodies carry out.
 
 A letter is linear in θ, p, g and R for all dynamics of the papers. Run on formal sums it yields its coefficients, e.g.
-O gives ``p ← 0.9 p + 0.3 R``, and neighbouring letters become one program that a body carries out at once. Only three
-things break a program: the thermostat's own letter, which needs pᵀp in the middle of a word; a letter whose
-coefficients depend on the thermostat, which change at every step; and a letter that is not linear.
+O gives ``p ← 0.9 p + 0.3 R``, and the letters of a word become one program that a body carries out at once. Where the
+thermostat enters, a coefficient is a formula in ξ. Only a letter that is not linear breaks a program.
 
 A body is what moves: the free tensors of a part that share dtype and device, or its tensors of one shape on a surface.
 It takes programs, applies any letter to its tensors, and knows its pᵀp. It writes nothing before the commit.
@@ -11,20 +10,21 @@ It takes programs, applies any letter to its tensors, and knows its pᵀp. It wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from math import inf
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from tether.engine.commit import Write
+from tether.engine.formulas import P2, XI, Formula
 from tether.engine.programs import Program, Update
-from tether.engine.sums import Scalar, coefficients, per_replica, steady_coefficients
+from tether.engine.sums import coefficients, per_replica, steady_coefficients
 from tether.letters import LETTERS, Letter, sqrt
 from tether.words import Beat
 
-__all__ = ["Body", "Interpreter", "Name"]
+__all__ = ["FIELDS", "Body", "Composed", "Name", "compose", "in_pieces"]
 
 Name = tuple[int, int]  # of all draws of a step: seed and step
 FIELDS = ("γ", "τ", "ε", "σ", "N")  # the scalars that stay as they are during a step
@@ -33,113 +33,114 @@ FIELDS = ("γ", "τ", "ε", "σ", "N")  # the scalars that stay as they are duri
 class Body(Protocol):
     """What the interpreter needs of the tensors it moves."""
 
-    def take(self, program: Program, name: Name) -> None: ...
-    def apply(self, letter: Letter, scalars: dict[str, Scalar], name: Name, draw: int) -> None: ...
+    def take(self, program: Program, name: Name, ξ: torch.Tensor | None = None) -> None: ...
+    def apply(self, letter: Letter, scalars: dict[str, Any], name: Name, draw: int) -> None: ...
     def square(self) -> torch.Tensor: ...
     def writes(self) -> list[Write]: ...
 
 
-class Segment(NamedTuple):
-    """A program, or a letter that runs for h by itself."""
+class Alone(NamedTuple):
+    """A letter that is no part of a program, with its scalars but for ξ."""
 
-    program: Program | None
-    letter: Letter | None = None
-    h: Scalar = 0.0
-    draw: int = 0
-    fields: Mapping[str, Scalar] = MappingProxyType({})
+    letter: Letter
+    scalars: dict[str, Any]
+    draw: int
 
 
-class Interpreter:
-    """Runs words on the bodies of a part, and keeps what it composed as long as word and fields stay."""
+class Composed(NamedTuple):
+    """What a word became: programs and letters between them, and the next free draw."""
 
-    def __init__(self, constrained: bool, reference: bool) -> None:
-        self.constrained, self.reference = constrained, reference and not constrained
-        self.known: dict[int, Any] = {}  # by the beats' identity: they are kept by their word
+    pieces: list[Program | Alone]
+    whole: Program | None  # the one program that it is, if it is one
+    draw: int
+    thermostat: bool
 
-    def run(
-        self,
-        bodies: Sequence[Body],
-        beats: tuple[Beat, ...],
-        times: tuple[Any, Any],
-        scalars: dict[str, Any],
-        name: Name,
-        draw: int = 0,
-    ) -> int:
-        """Let the bodies plan these beats; `times` are the step sizes before and now. Returns the next free draw."""
-        values = (*times, draw, *[scalars[s] for s in FIELDS])
-        known = self.known.get(id(beats))
-        if known is None or known[0] is not beats or not same(known[1], values):
-            known = self.known[id(beats)] = (beats, values, *self.compose(beats, times, scalars, draw))
-        for segment in known[2]:
-            if segment.program is not None:
+
+def compose(
+    beats: tuple[Beat, ...],
+    times: tuple[Any, Any],
+    scalars: dict[str, Any],
+    draw: int,
+    constrained: bool,
+    reference: bool,
+) -> Composed:
+    """The beats as programs, and as letters that cannot be part of one; `times` are the steps before and now."""
+    pieces: list[Program | Alone] = []
+    updates: list[Update] = []
+    for beat in beats:
+        letter, h = LETTERS[beat.letter], beat.before * times[0] + beat.now * times[1]
+        for one, time, fields in spelled(letter, h, constrained):
+            known = {**scalars, **fields, "h": time}
+            terms = None if reference and not constrained else terms_of(one, known)
+            if terms is not None:
+                updates += [(symbol, sum_, draw) for symbol, sum_ in terms]
+                continue
+            if updates:
+                pieces.append(Program(updates))
+                updates = []
+            pieces.append(Alone(one, known, draw))
+        draw += "R" in letter.needs
+    if updates:
+        pieces.append(Program(updates))
+    whole = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], Program) else None
+    return Composed(pieces, whole, draw, any("ξ" in LETTERS[beat.letter].needs for beat in beats))
+
+
+def terms_of(letter: Letter, known: dict[str, Any]) -> Any:
+    """What the letter does, as sums and formulas; None where it is not linear."""
+    if "ξ" in letter.needs or "p2" in letter.needs:
+        return coefficients(letter, {**known, "ξ": XI, "p2": P2})
+    if any(isinstance(known[s], torch.Tensor) for s in letter.scalars):
+        return coefficients(letter, known)
+    return steady_coefficients(letter.name, tuple([known[s] for s in letter.scalars]))
+
+
+def spelled(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, Any, dict[str, Any]]]:
+    """The letter itself; on a surface, one that is a limit is spelled by the word it is the limit of (2.56)."""
+    if not (constrained and letter.limit):
+        return [(letter, h, {})]
+    root = sqrt(2 * h)  # the limit γ = ∞ of a step with root²/2 = h
+    count = {name: letter.limit.count(name) for name in letter.limit}
+    return [(LETTERS[name], root / count[name], {"γ": inf}) for name in letter.limit]
+
+
+def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any, name: Name) -> Any:
+    """Let bodies plan a word piece by piece, with pᵀp of all of them where the thermostat needs it; returns ξ.
+
+    A thermostat on the CPU becomes a plain number, which is faster; one on another device is not read.
+    """
+    if isinstance(ξ, torch.Tensor):
+        ξ = ξ.cpu() if per_replica(ξ) else ξ.item() if ξ.device.type == "cpu" else ξ
+    for piece in pieces:
+        if isinstance(piece, Alone):
+            ξ = alone(piece, bodies, ξ, name)
+            continue
+        for changes, updates in groupby(piece.updates, key=lambda update: isinstance(update[1], Formula)):
+            if not changes:
+                program = Program(list(updates)).at(ξ) if piece.thermostat else piece
                 for body in bodies:
-                    body.take(segment.program, name)
-            else:
-                self.alone(segment, bodies, scalars, name)
-        return known[3]
-
-    def compose(
-        self, beats: tuple[Beat, ...], times: tuple[Any, Any], scalars: dict[str, Any], draw: int
-    ) -> tuple[list[Segment], int]:
-        """The beats as programs, and as letters that cannot be part of one."""
-        segments: list[Segment] = []
-        updates: list[Update] = []
-        for beat in beats:
-            letter, h = LETTERS[beat.letter], beat.before * times[0] + beat.now * times[1]
-            for one, time, fields in self.spelled(letter, h):
-                known = {**scalars, **fields, "h": time}
-                if "ξ" in one.changes or {"ξ", "p2"} & set(one.needs) or self.reference:
-                    terms = None
-                elif any(isinstance(known[s], torch.Tensor) for s in one.scalars):
-                    terms = coefficients(one, known)
-                else:
-                    terms = steady_coefficients(one.name, tuple([known[s] for s in one.scalars]))
-                if terms is not None:
-                    updates += [(symbol, sum_, draw) for symbol, sum_ in terms]
-                    continue
-                if updates:
-                    segments.append(Segment(Program(updates)))
-                    updates = []
-                segments.append(Segment(None, one, time, draw, fields))
-            draw += "R" in letter.needs
-        if updates:
-            segments.append(Segment(Program(updates)))
-        return segments, draw
-
-    def spelled(self, letter: Letter, h: Any) -> list[tuple[Letter, Any, dict[str, Any]]]:
-        """The letter itself; on a surface, one that is a limit is spelled by the word it is the limit of (2.56)."""
-        if not (self.constrained and letter.limit):
-            return [(letter, h, {})]
-        root = sqrt(2 * h)  # the limit γ = ∞ of a step with root²/2 = h
-        count = {name: letter.limit.count(name) for name in letter.limit}
-        return [(LETTERS[name], root / count[name], {"γ": inf}) for name in letter.limit]
-
-    def alone(self, segment: Segment, bodies: Sequence[Body], scalars: dict[str, Any], name: Name) -> None:
-        """A letter that is no part of a program."""
-        letter = segment.letter
-        assert letter is not None
-        known = {**scalars, **segment.fields, "h": segment.h}
-        if "p2" in letter.needs:
-            squares = [body.square() for body in bodies]
-            p2 = sum(squares[1:], squares[0])
-            ξ = known["ξ"]
-            known["p2"] = p2.item() if isinstance(ξ, float) else p2.cpu() if per_replica(ξ) else p2
-        if letter.changes == ("ξ",):
-            scalars["ξ"] = letter.map(*[known[s] for s in letter.needs])
-            return
-        terms = None if self.reference else coefficients(letter, known)
-        if terms is None:
-            for body in bodies:
-                body.apply(letter, known, name, segment.draw)
-            return
-        program = Program([(symbol, sum_, segment.draw) for symbol, sum_ in terms])
-        for body in bodies:
-            body.take(program, name)
+                    body.take(program, name)
+                continue
+            for _, formula, _ in updates:
+                assert isinstance(formula, Formula)
+                ξ = formula.at(ξ, squares(bodies, ξ) if "p2" in formula.steps else 0.0)
+    return ξ
 
 
-def same(xs: tuple[Scalar, ...], ys: tuple[Scalar, ...]) -> bool:
-    """Equal numbers, or the very same tensors."""
-    try:
-        return xs == ys  # tuples compare by identity first
-    except RuntimeError:  # two tensors of many numbers that are not the same one
-        return False
+def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name) -> Any:
+    """A letter that is no part of a program; returns ξ."""
+    letter, known = piece.letter, {**piece.scalars, "ξ": ξ}
+    if "p2" in letter.needs:
+        known["p2"] = squares(bodies, ξ)
+    if letter.changes == ("ξ",):
+        return letter.map(*[known[s] for s in letter.needs])
+    for body in bodies:
+        body.apply(letter, known, name, piece.draw)
+    return ξ
+
+
+def squares(bodies: Sequence[Body], ξ: Any) -> Any:
+    """pᵀp of all bodies, as a number where ξ is one."""
+    found = [body.square() for body in bodies]
+    p2 = sum(found[1:], found[0])
+    return p2.item() if isinstance(ξ, float) else p2.cpu() if per_replica(ξ) else p2

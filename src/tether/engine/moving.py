@@ -1,11 +1,7 @@
-"""Moving: the tensors of a part of one shape on a surface, taken through a word.
+"""Moving: the tensors of a part of one shape on a surface, with two engines for what they are to do.
 
-A letter that moves the parameters along momenta is the surface's own drift. A letter that changes momenta sees the
-gradient and the noise through Π, which leaves p in the cotangent space because the letter is linear. Any other step of
-the parameters is taken in the surrounding space and projected, and momenta are turned into the new tangent space.
-Every word works on every surface that way; nothing here knows which it is.
-
-Circles, spheres and matrices have compiled kernels as well, which take a whole word at once.
+Circles, spheres and matrices have compiled kernels, which take a whole word at once. Everything else, and whatever a
+kernel does not know, is carried by the surface's own maps.
 """
 
 from __future__ import annotations
@@ -18,10 +14,10 @@ import torch
 
 from tether import native
 from tether.engine.blocks import Kept, Lanes, decayed, still
-from tether.engine.commit import Write, noted, write
+from tether.engine.carried import Carried, spread
+from tether.engine.commit import NOTED, Write, write
 from tether.engine.placed import Stack, replaced
-from tether.engine.programs import Program
-from tether.engine.sums import Terms, is_number, per_replica
+from tether.engine.programs import Moves, Program
 from tether.letters import Letter
 from tether.noise import Normals
 from tether.surfaces import Surface
@@ -34,6 +30,10 @@ Name = tuple[int, int]  # of the draws of a step: seed and step
 
 class Moving(Stack):
     """A stack on the move: its points and momenta, one tensor each, with views of them as the optimizer's state."""
+
+    out: torch.Tensor
+    moved: torch.Tensor | None = None
+    carried: Carried | None = None
 
     def __init__(
         self,
@@ -63,13 +63,15 @@ class Moving(Stack):
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
         if isinstance(self.kernel, native.Bounded):
             self.all_rows = self.kernel.times(self.rows)
+            self.own = self.shares_of(self.q, self.p)
         if isinstance(self.kernel, native.Stiefel):
             self.out = torch.empty(whole, dtype=self.dtype, device=self.device)
             self.moved = None if self.p is None else self.like_gradients()
+            self.results = [self.scattered(self.out, params)]
+            if self.p is not None and self.moved is not None:
+                self.results.append(write(self.p.copy_, self.moved))
+        self.each = (1 if self.joint else len(params)) * self.surface.dimension(self.shape)
         self.g0: torch.Tensor | None = None
-
-    out: torch.Tensor
-    moved: torch.Tensor | None = None
 
     def momenta(self, along: torch.Tensor, names: list[str], state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
         """Momenta at rest, or those of the state, which become views of them."""
@@ -87,50 +89,45 @@ class Moving(Stack):
         zeros = torch.zeros(len(self.owners()) * self.rows, *self.shape, dtype=self.wide, device=self.device)
         return self.surface.lift(zeros)
 
-    def fits(self) -> bool:
-        """Are parameters, points and momenta still those the stack was made for?"""
-        return self.kept.still()
+    def shares_of(self, q: torch.Tensor, p: torch.Tensor | None) -> tuple[Tensors, list[Any]]:
+        """Points and momenta, parameter by parameter."""
+        return self.shares(q), [None] * len(self.params) if p is None else self.shares(p)
 
     def begin(self, weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take points and gradients as they are now; parameters without a gradient stand still."""
-        has = [param.grad is not None or not gradient for param in self.params]
-        self.active = [] if self.joint and not all(has) else [i for i, yes in enumerate(has) if yes]
-        self.live, self.every = bool(self.active), len(self.active) == len(self.params)
-        self.items = [i * self.rows + j for i in self.active for j in range(self.rows)]
-        self.moving = [self.params[i] for i in self.active]
-        self.grads: Tensors = []
-        if self.active and gradient:
-            self.grads = [g for g in (still(param.grad, resting) for param in self.moving) if g is not None]
-            if not is_number(weight_decay, 0):
-                self.grads = decayed(self.grads, self.moving, weight_decay)
+        grads = [param.grad for param in self.params]
+        if resting:
+            grads = [still(grad, resting) for grad in grads]
+        self.grads: Tensors = [g for g in grads if g is not None] if gradient else []
+        self.every = not gradient or len(self.grads) == len(grads)
+        self.live = self.every or bool(self.grads and not self.joint)
+        self.active, self.moving, self.degrees = range(len(grads)), self.params, self.each
+        if not self.every:
+            self.active = [i for i, g in enumerate(grads) if g is not None] if self.live else []  # type: ignore[assignment]
+            self.moving = [self.params[i] for i in self.active]
+            self.degrees = self.each // len(grads) * len(self.active) if self.live else 0
+        if (type(weight_decay) is not float or weight_decay) and self.grads and self.live:
+            self.grads = decayed(self.grads, self.moving, weight_decay)
         fast = self.every and native.all_plain((*self.moving, *self.grads), self.dtype)
         self.fast = self.kernel if fast else None
-        self.waiting: list[tuple[native.Op, int]] = []
+        self.waiting: list[Program] = []
         self.at = self.params, self.q, self.p  # where the kernel acts: on these, or on copies of them
-        self.force: torch.Tensor | None = None
-        self.g: Any = None
         self.ahead = False  # are points and momenta of this step in `out` and `moved`?
-        self.loose = False  # have momenta a part across Σ that the next drift will absorb?
-        if self.fast is None and self.active:
+        if self.fast is None and self.live:
             self.load()
-
-    @property
-    def degrees(self) -> int:
-        """Degrees of freedom of what moves."""
-        count = 0 if not self.active else 1 if self.joint else len(self.active)
-        return count * self.surface.dimension(self.shape)
 
     def remember_gradient(self) -> None:
         """Keep the gradient at hand as g0."""
-        self.leave_kernel()
-        self.g0 = self.g.clone()
+        self.g0 = self.by_maps().g.clone()
 
-    def leave_kernel(self) -> None:
+    def by_maps(self) -> Carried:
         """Carry out what waits and go on by the surface's own maps."""
         if self.fast is not None:
             self.settle()
             self.fast = None
             self.load()
+        assert self.carried is not None
+        return self.carried
 
     def load(self) -> None:
         """Points, momenta and gradients in the form that the surface's maps take."""
@@ -140,129 +137,54 @@ class Moving(Stack):
             p = self.moved if self.ahead else p
         else:  # what somebody else has written to the parameters; the kernel sees to that by itself
             q = self.surface.follow(self.gather(params), q, self.eps)
-        self.x = q if self.every else q[self.items]
-        self.m = p if self.every or p is None else p[self.items]
-        if self.grads:
-            self.g = self.surface.lift(self.gather(self.grads))
+        if not self.every:
+            items = self.items
+            q, p = q[items], None if p is None else p[items]
+        g = self.surface.lift(self.gather(self.grads)) if self.grads else None
+        self.carried = Carried(self.surface, q, p, g, self.g0, self.rows, self.seen)
 
-    def draw(self, target: str, name: Name, draw: int, slot: int = 0) -> torch.Tensor:
+    @property
+    def items(self) -> list[int]:
+        """Where the tensors that move lie in the stack."""
+        return [i * self.rows + j for i in self.active for j in range(self.rows)]
+
+    def draw(self, target: str, draw: int, slot: int = 0) -> torch.Tensor:
         """Normals for all owners in one piece; each slot holds until its next draw."""
         if (target, slot) not in self.drawn:
             self.drawn[target, slot] = self.normals(math.prod(self.shapes[target][1:]))
-        return self.drawn[target, slot].draw(*name, draw).view(self.shapes[target])
-
-    def take(self, program: Program, name: Name) -> None:
-        """Let a program wait for the kernel, or carry it out by the surface's maps."""
-        self.name = name
-        if self.fast is not None:
-            moves = program.moves
-            # after a step of the surrounding space momenta must be turned, which the kernels do not do
-            turns = self.p is not None and not self.surface.intrinsic and any(op[0] == 2 for op, _ in moves or ())
-            if moves is not None and not turns and len(self.waiting) + len(moves) <= native.DRAWS:
-                self.waiting += moves
-                return
-            self.leave_kernel()
-        for symbol, terms, draw in program.updates:
-            if symbol == "θ":
-                self.step(terms, draw)
-            else:
-                self.kick(terms, draw)
-
-    def step(self, terms: Terms, draw: int) -> None:
-        """θ ← a sum: along momenta by the surface's drift, else in the surrounding space and projected."""
-        if terms.keys() == {"θ", "p"} and is_number(terms["θ"], 1):
-            assert self.m is not None
-            h = self.spread(terms["p"], self.m)
-            self.x, self.m = self.surface.drift(self.x, self.m, h)
-            self.force, self.loose = None, self.loose and not (isinstance(h, float) and h != 0)
-            return
-        R = self.seen("θ", draw) if "R" in terms else 0.0
-        vectors = {"θ": self.surface.embed(self.x), "p": self.m, "g": self.g, "g0": self.g0, "R": R}
-        self.arrive(self.total(terms, vectors, "θ"))
-
-    def arrive(self, point: torch.Tensor) -> None:
-        """The step led to a point near Σ."""
-        self.x, self.force = self.surface.project(point, self.x), None
-        if self.m is not None:
-            self.m, self.loose = self.surface.turn(self.x, self.m), False
-
-    def kick(self, terms: Terms, draw: int) -> None:
-        """p ← a sum, with gradient and noise seen along Σ."""
-        R: Any = self.seen("p", draw) if "R" in terms else 0.0
-        if self.surface.absorbs:
-            self.force, self.loose = self.g, self.loose or bool({"g", "R"} & terms.keys())
-        else:
-            self.find_force("g" in terms)
-            if "R" in terms and not self.surface.intrinsic:
-                R = self.surface.tangent(self.x, R)
-        assert self.m is not None
-        self.m = self.total(terms, {"p": self.m, "g": self.force, "R": R}, "p")
-
-    def find_force(self, needed: bool) -> None:
-        if needed and self.force is None:
-            self.force = self.surface.tangent(self.x, self.g)
+        return self.drawn[target, slot].draw(*self.name, draw).view(self.shapes[target])
 
     def seen(self, target: str, draw: int) -> torch.Tensor:
         """Noise in the surrounding space, of the tensors that move."""
-        R = self.draw(target, self.name, draw)
+        R = self.draw(target, draw)
         R = R if self.surface.slack else self.surface.lift(R)
         return R if self.every else R[self.items]
+
+    def take(self, program: Program, name: Name, ξ: torch.Tensor | None = None) -> None:
+        """Let a program wait for the kernel, or carry it out by the surface's maps."""
+        self.name = name
+        moves = program.moves if self.fast is not None else None
+        # after a step of the surrounding space momenta must be turned, which the kernels do not do
+        if moves is not None and (self.p is None or self.surface.intrinsic or not moves.around):
+            self.waiting.append(program)
+            return
+        carried = self.by_maps()
+        for update in program.linear:
+            carried.update(*update)
 
     def apply(self, letter: Letter, scalars: Mapping[str, Any], name: Name, draw: int) -> None:
         """A letter as it is written, where it is not linear."""
         self.name = name
-        self.leave_kernel()
-        target = "θ" if letter.moves else "p"
-        R: Any = self.seen(target, draw) if "R" in letter.needs else 0.0
-        g = self.g
-        if not letter.moves:
-            self.find_force("g" in letter.needs)
-            g = self.force
-            if "R" in letter.needs and not self.surface.intrinsic:
-                R = self.surface.tangent(self.x, R)
-        θ = self.surface.embed(self.x)
-        like = θ if letter.moves else self.m
-        assert like is not None
-        spread = {s: self.spread(c, like) if per_replica(c) else c for s, c in scalars.items()}
-        values = {**spread, "θ": θ, "p": self.m, "g": g, "g0": self.g0, "R": R}
-        result = letter.map(*(values[s] for s in letter.needs))
-        results = dict(zip(letter.changes, result if len(letter.changes) > 1 else (result,), strict=True))
-        if "p" in results:
-            self.m = results["p"]
-        if "θ" in results:
-            self.arrive(results["θ"])
-
-    def spread(self, c: Any, like: torch.Tensor) -> Any:
-        """A number, or one for each replica so that it acts on a stack like this one."""
-        if not per_replica(c):
-            return float(c)
-        each = c.to(like.device, like.dtype).repeat(len(like) // self.rows)
-        return each.view(-1, *[1] * (like.dim() - 1))
-
-    def total(self, terms: Terms, vectors: Mapping[str, Any], of: str) -> torch.Tensor:
-        """The sum of these terms."""
-        like, total = vectors[of], None
-        for symbol, c in terms.items():
-            c = self.spread(c, like)
-            if total is None:
-                total = vectors[symbol] if isinstance(c, float) and c == 1 else c * vectors[symbol]
-            elif isinstance(c, float):
-                total = torch.add(total, vectors[symbol], alpha=c)
-            else:
-                total = total + c * vectors[symbol]
-        return torch.zeros_like(like) if total is None else total
-
-    def tighten(self) -> None:
-        """Momenta along Σ."""
-        if self.loose and self.m is not None:
-            self.m, self.loose = self.surface.tangent(self.x, self.m), False
+        self.by_maps().apply(letter, scalars, draw)
 
     def square(self) -> torch.Tensor:
         """pᵀp."""
         self.settle()
+        p = self.moved if self.ahead else self.at[2]
         if self.fast is None:
-            self.tighten()
-        p = self.m if self.fast is None else self.moved if self.ahead else self.at[2]
+            assert self.carried is not None
+            self.carried.tighten()
+            p = self.carried.m
         assert p is not None
         if self.lanes.batched:
             return p.reshape(len(p) // self.rows, self.rows, -1).square().sum((0, 2)).double()
@@ -281,70 +203,62 @@ class Moving(Stack):
         for one in self.bounded():
             one()
 
-    def prepared(self) -> tuple[list[native.Op], Tensors]:
-        """What waits, with its noise."""
-        ops: list[native.Op] = []
-        noise: Tensors = []
-        for op, number in self.waiting:
-            if not is_number(op[5], 0):
-                noise.append(self.draw("θ" if op[0] == 2 else "p", self.name, number, len(noise)))
-                op = (op[0], len(noise) - 1, *op[2:])
-            ops.append(op)
+    def prepared(self) -> tuple[Moves, Tensors]:
+        """What waits, as moves with their noise."""
+        several = len(self.waiting) > 1
+        program = Program([u for one in self.waiting for u in one.updates]) if several else self.waiting[0]
         self.waiting = []
-        return ops, noise
+        moves = program.moves
+        assert moves is not None
+        return moves, [self.draw(target, draw, slot) for slot, (target, draw) in enumerate(moves.noise)]
 
     def bounded(self) -> list[Write]:
         """Circles and spheres: what waits, as writes."""
-        ops, noise = self.prepared()
+        moves, noise = self.prepared()
         params, points, momenta = self.at
         assert isinstance(self.fast, native.Bounded)
-        each = native.replicas_in(ops)
-        packed = [native.pack(ops)] if not each else native.rows_of(native.pack_each(ops, each), each)
-        kernel = self.fast if each else self.all_rows  # of one replica, or of all at once
-        q, p = self.shares(points), [None] * len(params) if momenta is None else self.shares(momenta)
-        draws = [self.shares(R) for R in noise]
+        q, p = self.own if points is self.q else self.shares_of(points, momenta)
+        kernel = self.fast if moves.each else self.all_rows  # of one replica, or of all at once
         writes: list[Write] = []
         for i, param in enumerate(params):
-            g = self.grads[i] if self.grads else None
-            vectors = [param, q[i], p[i], g, *(R[i] for R in draws)]
-            for j, ops_of in enumerate(packed):
-                own = [x if x is None or not each else x[j] for x in vectors]
-                writes.append(native.bounded_call(kernel, own[:4], own[4:], ops_of, known=True))
-        return [*writes, noted(params)]
+            lone = [R[i * self.rows : (i + 1) * self.rows] if self.lanes.batched else R[i] for R in noise]
+            vectors = [param, q[i], p[i], self.grads[i] if self.grads else None, *lone]
+            for j, ops in enumerate(moves.rows):
+                own = [x if x is None or not moves.each else x[j] for x in vectors]
+                writes.append(native.bounded_call(kernel, own[:4], own[4:], ops, known=True))
+        return [*writes, write(NOTED, params)]
 
     def matrices(self, kernel: native.Stiefel) -> None:
         """The kernel's moves, into `out` and `moved`; matrices with too long a step by the surface's own maps."""
-        ops, noise = self.prepared()
-        θ, g = self.pieces(self.params), self.pieces(self.grads) if self.grads else []
+        moves, noise = self.prepared()
+        θ, g = self.params, self.grads
+        if self.lanes.batched:
+            θ, g = ([x[j] for x in xs for j in range(self.rows)] for xs in (θ, g))
         θ = list(self.out) if self.ahead else θ
         p = self.moved if self.ahead else self.p
-        each = native.replicas_in(ops)
-        packed = native.pack_each(ops, each) if each else native.pack(ops)
         momenta = [] if p is None else list(p)
-        hard = native.stiefel(kernel, θ, momenta, g, noise, self.out, self.moved, packed, each)
+        hard = native.stiefel(kernel, θ, momenta, g, noise, self.out, self.moved, moves.packed, moves.each)
         if hard:
-            self.by_maps(hard, θ, p, g, ops, noise)
+            self.hard_ones(hard, θ, p, g, moves, noise)
         self.ahead = True
 
-    def by_maps(
-        self, hard: list[int], θ: Tensors, p: torch.Tensor | None, g: Tensors, ops: list[native.Op], noise: Tensors
+    def hard_ones(
+        self, hard: list[int], θ: Tensors, p: torch.Tensor | None, g: Tensors, moves: Moves, noise: Tensors
     ) -> None:
         """The same moves for some of the matrices, by the maps of the surface."""
         lift = self.surface.lift
-        other = Moving.__new__(Moving)
-        other.surface, other.rows, other.every, other.force, other.loose = self.surface, 1, True, None, False
-        other.x, other.g0 = lift(torch.stack([θ[i].detach() for i in hard])), None
-        other.m = None if p is None else p[hard]
-        other.g = lift(torch.stack([g[i] for i in hard])) if g else None
-        for target, draw, *numbers in ops:
-            spread = (self.spread(c, self.out) for c in numbers)
-            own, time, cg, cR = (c if isinstance(c, float) else c.flatten()[hard].view(-1, 1, 1) for c in spread)
+        x, gradient = lift(torch.stack([θ[i].detach() for i in hard])), None
+        if g:
+            gradient = lift(torch.stack([g[i] for i in hard]))
+        other = Carried(self.surface, x, None if p is None else p[hard], gradient, None, 1, self.seen)
+        for target, draw, *numbers in moves.ops:
+            each = (spread(c, self.out, self.rows) for c in numbers)
+            own, time, cg, cR = (c if isinstance(c, float) else c.flatten()[hard].view(-1, 1, 1) for c in each)
             if target == 1:
-                assert other.m is not None
-                other.x, other.m = self.surface.drift(other.x, other.m, time)
+                other.drift(time)
                 continue
             v: torch.Tensor = own * (other.x if target or other.m is None else other.m)
-            v = v if other.g is None else v + cg * other.g
+            v = v if gradient is None else v + cg * gradient
             v = v + cR * lift(noise[draw])[hard] if draw >= 0 else v
             if target:
                 other.arrive(v)
@@ -354,10 +268,6 @@ class Moving(Stack):
         if self.moved is not None and other.m is not None:
             self.moved[hard] = self.surface.tangent(other.x, other.m)
 
-    def pieces(self, tensors: Tensors) -> Tensors:
-        """Single matrices of all replicas."""
-        return [x[j] for x in tensors for j in range(self.rows)] if self.lanes.batched else tensors
-
     def writes(self) -> list[Write]:
         """What the commit must do; all that can fail is computed here."""
         if isinstance(self.fast, native.Bounded) and self.waiting and self.at[0] is self.params:
@@ -366,8 +276,7 @@ class Moving(Stack):
         if self.fast is None:
             return self.written()
         if self.ahead:
-            pair = [] if self.p is None or self.moved is None else [write(self.p.copy_, self.moved)]
-            return [self.scattered(self.out, self.params), *pair]
+            return self.results
         params, q, p = self.at
         if params is self.params:
             return []
@@ -376,13 +285,15 @@ class Moving(Stack):
 
     def written(self) -> list[Write]:
         """Points and momenta as the surface's maps have left them, as writes."""
-        self.tighten()
+        carried = self.carried
+        assert carried is not None
+        carried.tighten()
         writes: list[Write] = []
-        pairs = [(self.q, self.x)] if self.surface.slack else []
-        pairs += [(self.p, self.m)] if self.p is not None and self.m is not None else []
+        pairs = [(self.q, carried.x)] if self.surface.slack else []
+        pairs += [(self.p, carried.m)] if self.p is not None and carried.m is not None else []
         index = None if self.every else torch.tensor(self.items, device=self.device)
         for target, value in pairs:
             whole = write(target.copy_, value) if index is None else write(target.index_copy_, 0, index, value)
             writes.append(whole)
-        writes.append(self.scattered(self.surface.lower(self.x, self.shape), self.moving))
+        writes.append(self.scattered(self.surface.lower(carried.x, self.shape), self.moving))
         return writes

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from operator import is_not
 from typing import Any
 
 import torch
 
 from tether.engine.blocks import Block, Lanes
 from tether.engine.commit import Write, commit, write
-from tether.engine.interpreter import Interpreter
+from tether.engine.gradients import check_shape
+from tether.engine.interpreter import FIELDS, Composed, compose, in_pieces
 from tether.engine.moving import Moving
 from tether.engine.placed import replaced, stacks
-from tether.engine.sums import per_replica
 from tether.engine.thermostat import check_thermostat
 from tether.engine.values import noisy, symbols, zero
 from tether.metrics.metric import Metric
+from tether.part import NUMERIC, number
 from tether.rhythms import SHORT, Rhythm, rhythm_of
 from tether.rhythms.waiting import give_back
 from tether.surfaces import Free, Surface
@@ -25,6 +27,7 @@ from tether.words import Beat, parse
 __all__ = ["Row"]
 
 CHOICES = ("word", "on", "metric", "rhythm", *SHORT)  # fields that say how, not how much
+READ = (*CHOICES, *NUMERIC)
 
 
 class Row:
@@ -51,11 +54,11 @@ class Row:
 
     def forget(self) -> None:
         """Make bodies and programs anew at the next step: state or parameters are others."""
-        self.interpreter = Interpreter(isinstance(self.surface, Surface), self.reference)
-        self.other = Interpreter(isinstance(self.surface, Surface), self.reference)  # for bodies beside
+        self.known: dict[Any, tuple[Any, Any, Composed]] = {}
         self.made: list[Block | Moving] | None = None
         self.without: list[torch.Tensor] = []  # parameters that never had a gradient
         self.momenta = False
+        self.fields: list[Any] = []
 
     # reading the table
 
@@ -65,11 +68,24 @@ class Row:
 
     def read(self) -> None:
         """Take the fields as they are now: schedulers and users may have changed them."""
+        group = self.group
+        fields = [group[name] for name in READ]
+        if not self.fields or self.varies or any(map(is_not, fields, self.fields)):
+            self.look(fields)
+        ξ = group["thermostat"]
+        if ξ is not self.values["ξ"] and not isinstance(ξ, torch.Tensor):
+            number(f"part {group['where']!r}", "thermostat", ξ, allow_negative=True)
+        self.values["ξ"] = ξ
+
+    def look(self, fields: list[Any]) -> None:
+        """Check fields that are not what they were, and obey them; tensors may be others at every step."""
         if self.choices() != self.chosen:
             self.change()
-        replicas = self.lanes.rows if self.lanes.batched else 0
-        self.values = symbols(self.group, self.numbers, replicas)
+            fields = [self.group[name] for name in READ]
+        self.values = symbols(self.group, self.numbers, self.lanes.rows if self.lanes.batched else 0)
         self.still = zero(self.values["lr"])  # a step of no length moves nothing
+        self.varies = any(isinstance(value, torch.Tensor) for value in fields)
+        self.fields = fields
 
     def change(self) -> None:
         """Obey a choice that somebody has changed, or refuse it; nothing has moved."""
@@ -103,21 +119,21 @@ class Row:
     def seed_thermostat(self) -> None:
         """A thermostat is a tensor where the word has one: for each replica, or for the part."""
         group, params = self.group, self.group["params"]
-        if self.lanes.batched:
-            if "ξ" in self.word.needs or isinstance(group["thermostat"], torch.Tensor):
-                given = torch.as_tensor(group["thermostat"], dtype=torch.float64, device="cpu")
-                group["thermostat"] = given.expand(self.lanes.rows).clone()
-        elif "ξ" in self.word.needs and not isinstance(group["thermostat"], torch.Tensor):
-            wide = torch.float64 if any(param.dtype is torch.float64 for param in params) else torch.float32
-            device = params[0].device if params else None
-            group["thermostat"] = torch.tensor(float(group["thermostat"]), dtype=wide, device=device)
+        if "ξ" not in self.word.needs and not (self.lanes.batched and isinstance(group["thermostat"], torch.Tensor)):
+            return
+        device = params[0].device if params and not self.lanes.batched else torch.device("cpu")
+        wide = torch.float64 if device.type == "cpu" else torch.float32
+        ξ = torch.as_tensor(group["thermostat"], dtype=wide, device=device)
+        group["thermostat"] = ξ.expand(self.lanes.rows).clone() if self.lanes.batched else ξ.clone()
 
     # a step
 
     def begin(self, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Gather what a step needs, changing nothing but making momenta at rest."""
         momenta, self.resting = "p" in self.word.needs, resting
-        if self.made is None or (momenta and not self.momenta) or self.stale():
+        stale = self.made is None or (momenta and not self.momenta)
+        stale = stale or any(param.grad is not None for param in self.without)
+        if stale or not all(body.kept.still() for body in self.made or ()):
             self.make(momenta)
         assert self.made is not None
         gradient = gradient and self.rhythm.due(self.group["step"])
@@ -131,14 +147,6 @@ class Row:
         if "ξ" in self.word.needs and self.bodies and not self.still:
             check_thermostat(self.group, self.scalars, self.state, resting)
 
-    def stale(self) -> bool:
-        """Must the bodies be made anew: for a first gradient, or a tensor that was replaced?"""
-        for param in self.without:
-            if param.grad is not None:
-                return True
-        assert self.made is not None
-        return not all(body.fits() for body in self.made)
-
     def make(self, momenta: bool) -> None:
         """The bodies: free tensors by dtype and device, constrained ones by shape."""
         self.made = None  # until all of it is there: an interrupt must not leave half of it
@@ -148,6 +156,8 @@ class Row:
             moves = [any(moves)] * len(moves)
         self.without = [param for (param, _), yes in zip(named, moves, strict=True) if not yes]
         chosen = [pair for pair, yes in zip(named, moves, strict=True) if yes]
+        for param, name in chosen:
+            check_shape(name, param)
         params, names = [param for param, _ in chosen], [name for _, name in chosen]
         rest = self.state, momenta, self.lanes
         if isinstance(self.surface, Surface):
@@ -172,33 +182,43 @@ class Row:
         for body in self.bodies:
             self.metric.enter(body, measured, whole="p" in self.word.needs or noisy(self.word, self.values))
 
-    def plan(self) -> list[Write]:
-        """The writes of a step of this part, the thermostat's included."""
-        return self.rhythm.plan(self) if self.bodies else []
-
     def play(self, beats: tuple[Beat, ...], times: float = 1.0, bodies: Any = None, draw: int = 0) -> int:
         """Let bodies plan these beats with a step `times` as long; returns the next free draw."""
-        beside, scalars = bodies is not None, self.scalars
-        bodies = bodies if beside else self.bodies
+        group, scalars = self.group, self.scalars
+        bodies = self.bodies if bodies is None else bodies
         if not beats or not bodies:
             return draw
-        thermostat = scalars["ξ"]
-        if "ξ" in self.word.needs:
-            if not isinstance(thermostat, torch.Tensor):
-                thermostat = torch.tensor(float(thermostat), dtype=torch.float32)
-            if per_replica(thermostat):
-                scalars["ξ"] = thermostat.cpu()
-            elif thermostat.device.type == "cpu":
-                scalars["ξ"] = thermostat.item()  # plain numbers are faster, and there is no device to wait for
-        before, now = self.group["previous_lr"], self.values["lr"]
+        before, now = group["previous_lr"], self.values["lr"]
         if times != 1:
             before, now = before * times, now * times
-        interpreter = self.other if beside else self.interpreter
-        name = (self.group["seed"], self.group["step"])
-        draw = interpreter.run(bodies, beats, (before, now), scalars, name, draw)
-        if "ξ" in self.word.needs:
-            scalars["ξ"] = torch.as_tensor(scalars["ξ"], dtype=thermostat.dtype, device=thermostat.device)
-        return draw
+        values = (before, now, draw, *[scalars[s] for s in FIELDS])
+        known = self.known.get(id(beats))  # of the beats themselves, which their word keeps
+        if known is None or known[0] is not beats or not same(known[1], values):
+            how = isinstance(self.surface, Surface), self.reference
+            known = self.known[id(beats)] = (beats, values, compose(beats, (before, now), scalars, draw, *how))
+        composed, name = known[2], (group["seed"], group["step"])
+        whole = composed.whole
+        if composed.thermostat:
+            self.with_thermostat(composed, bodies, name)
+        elif whole is not None:
+            for body in bodies:
+                body.take(whole, name)
+        else:
+            in_pieces(bodies, composed.pieces, 0.0, name)
+        return composed.draw
+
+    def with_thermostat(self, composed: Composed, bodies: Sequence[Any], name: tuple[int, int]) -> None:
+        """The same where ξ takes part: a body that can take all of it does, else all go piece by piece."""
+        ξ, whole = self.scalars["ξ"], composed.whole
+        if not isinstance(ξ, torch.Tensor):
+            self.seed_thermostat()
+            ξ = self.group["thermostat"]
+        if whole is not None and len(bodies) == 1 and bodies[0].kernel is True:
+            self.scalars["ξ"] = new = ξ.to(torch.float64, copy=True)
+            bodies[0].take(whole, name, new)
+        else:
+            found = in_pieces(bodies, composed.pieces, ξ, name)
+            self.scalars["ξ"] = torch.as_tensor(found, dtype=ξ.dtype, device=ξ.device)
 
     def twin(self) -> list[tuple[Any, Any]]:
         """Bodies that move copies of the tensors by the same gradients, each with the one it is a copy of."""
@@ -211,21 +231,12 @@ class Row:
         """What the bodies have planned, and the thermostat."""
         writes = [one for body in self.bodies for one in body.writes()]
         if "ξ" in self.word.needs and self.bodies:
-            ξ = self.scalars["ξ"]
+            ξ, before = self.scalars["ξ"], self.group["thermostat"]
             if self.resting and ξ.dim():
-                ξ = self.scalars["ξ"] = ξ.clone()
-                ξ[list(self.resting)] = self.group["thermostat"][list(self.resting)]
+                rest = torch.tensor(list(self.resting))
+                writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
             writes.append(write(self.group.__setitem__, "thermostat", ξ))
         return writes
-
-    def counted(self) -> Write:
-        """One step more."""
-        group, lr = self.group, self.values["lr"]
-        if isinstance(lr, torch.Tensor):
-            previous = torch.where(lr == 0, group["previous_lr"], lr)
-        else:
-            previous = lr or group["previous_lr"]
-        return write(group.update, {"step": group["step"] + 1, "previous_lr": previous})
 
     # what a step may change, for those who must put it back
 
@@ -257,3 +268,11 @@ class Row:
         if self.rhythm.every == 1:
             return []
         return [param for param, yes in zip(self.group["params"], self.trained, strict=True) if yes]
+
+
+def same(xs: tuple[Any, ...], ys: tuple[Any, ...]) -> bool:
+    """Equal numbers, or the very same tensors."""
+    try:
+        return xs == ys  # tuples compare by identity first
+    except RuntimeError:  # two tensors of many numbers that are not the same one
+        return False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tether import native
 from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
 from tether.engine.rows import Row
@@ -20,28 +21,20 @@ from tether.rhythms.waiting import give_back, wait
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["set_clock", "step"]
+__all__ = ["counted", "held_back", "set_clock", "settle_first", "step", "usable"]
 
 Closure = Callable[[], Any]
-Undo = Callable[[Callable[[torch.Tensor], bool]], list[Write]]  # of the parameters that it is true of
 
 
 def step(opt: Optimizer, closure: Closure | None) -> Any:
-    """Move every part once; returns what the closure returns."""
-    rows = opt.rows
-    for row in rows:
-        row.read()
-    if opt.awakened or opt.released or opt.alone:
-        settle_first(opt)
-    if any(row.word.needs_closure for row in rows):
-        return in_stages(opt, closure)
+    """Move every part once by one gradient; returns what the closure returns."""
     loss = None
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
     resting = usable(opt)
     if resting is not None:
-        for row in rows:
+        for row in opt.rows:
             row.begin(True, resting)
         commit(planned(opt, resting))
     return loss
@@ -63,9 +56,12 @@ def settle_first(opt: Optimizer) -> None:
 
 def usable(opt: Optimizer) -> Sequence[int] | None:
     """The replicas that rest in this step, for good or for a gradient that is not finite; None skips the step."""
-    found = {} if opt.finite else faulty_gradients(opt.param_groups)
+    groups = opt.param_groups
+    grads = [x.grad for group in groups for x in group["params"] if x.grad is not None]
+    fine = opt.finite or not grads or native.finite(grads)
     opt.finite = False
-    resting: Sequence[int] = opt.param_groups[0]["stopped"] if opt.param_groups else ()
+    resting: Sequence[int] = groups[0]["stopped"] if groups else ()
+    found = {} if fine else faulty_gradients(groups)
     if not found:
         return resting
     faulty = faulty_replicas(opt.param_groups) if opt.replicas else []
@@ -80,21 +76,22 @@ def planned(opt: Optimizer, resting: Sequence[int]) -> list[Write]:
     moving = [row for row in opt.rows if not row.still]
     if not moving:
         return []  # nothing moves and nothing counts: distributed checkpointing steps like this to make the state
-    measure(opt, moving)
-    back = held_back(moving, resting) if resting else []
-    writes = [one for row in moving for one in row.plan()]
-    return [*writes, *back, *counted(opt)]
-
-
-def measure(opt: Optimizer, moving: Sequence[Row]) -> None:
-    """Let parts with a metric take this step in it; equal metrics look at the network once."""
     found: dict[Any, Any] = {}
     for row in moving:
         if row.metric is not None and row.bodies:
-            assert opt.model is not None
-            if row.metric not in found:
-                found[row.metric] = row.metric.measure(opt.model)
-            row.enter(found[row.metric])
+            measure(opt, row, found)
+    back = held_back(moving, resting) if resting else []
+    writes = [one for row in moving if row.bodies for one in row.rhythm.plan(row)]
+    return [*writes, *back, *counted(opt)]
+
+
+def measure(opt: Optimizer, row: Row, found: dict[Any, Any]) -> None:
+    """Let a part with a metric take this step in it; equal metrics look at the network once."""
+    assert opt.model is not None
+    assert row.metric is not None
+    if row.metric not in found:
+        found[row.metric] = row.metric.measure(opt.model)
+    row.enter(found[row.metric])
 
 
 def held_back(rows: Sequence[Row], resting: Sequence[int]) -> list[Write]:
@@ -110,8 +107,12 @@ def held_back(rows: Sequence[Row], resting: Sequence[int]) -> list[Write]:
 
 def counted(opt: Optimizer) -> list[Write]:
     """One step more for every part and the clock; only what is due at the next step asks for gradients."""
-    writes = [row.counted() for row in opt.rows]
     now = opt.rows[0].group["step"] + 1
+    writes = []
+    for row in opt.rows:
+        lr, before = row.values["lr"], row.group["previous_lr"]
+        before = torch.where(lr == 0, before, lr) if isinstance(lr, torch.Tensor) else lr or before
+        writes.append(write(row.group.update, {"step": now, "previous_lr": before}))
     writes.append(write(setattr, opt.clock, "step", now))
     for row in opt.rows:
         if row.rhythm.every > 1:
@@ -126,94 +127,3 @@ def set_clock(opt: Optimizer) -> None:
     for row in opt.rows:
         if row.rhythm.every > 1:
             (give_back if row.rhythm.due(row.group["step"]) else wait)(row.slow())
-
-
-def in_stages(opt: Optimizer, closure: Closure | None) -> Any:
-    """Run the words as written, all parts together, with a fresh gradient before each stage."""
-    rows = opt.rows
-    if all(row.still for row in rows):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for row in rows:
-            row.begin(True)
-        return loss
-    if closure is None:
-        word = next(row.word for row in rows if row.word.needs_closure)
-        raise RuntimeError(
-            f"the word {word.text!r} takes {len(word.stages) - 1} gradients per step: call opt.step(closure) with "
-            "a closure that calls opt.zero_grad(), computes the loss, calls loss.backward() and returns the loss"
-        )
-    undo, done = snapshot(rows), list[bool]()
-    try:
-        return stages(opt, closure, undo, done)
-    except BaseException:
-        if not done:
-            with torch.no_grad():  # wherever it came from
-                commit(undo(lambda param: True))
-        raise
-
-
-def stages(opt: Optimizer, closure: Closure, undo: Undo, done: list[bool]) -> Any:
-    """The stages of a step: a gradient is taken at what the stage before has written. The last one marks it `done`."""
-    rows, loss = opt.rows, None
-    draws = [0] * len(rows)
-    kicked: set[torch.Tensor] = set()
-    count = max(len(row.word.stages) for row in rows)
-    back: list[Write] = []
-    for stage in range(count):
-        resting: Sequence[int] = opt.param_groups[0]["stopped"]
-        if stage:
-            with torch.enable_grad():
-                value = closure()
-            loss = value if stage == 1 else loss
-            found = usable(opt)
-            if found is None:
-                commit(undo(lambda param: True))
-                return loss
-            resting = found
-        writes: list[Write] = []
-        for row in rows:
-            row.begin(stage > 0, resting)
-        back = back or (held_back(rows, resting) if resting else [])
-        for i, row in enumerate(rows):
-            if stage == 1 and "g0" in row.word.needs:
-                for body in row.bodies:
-                    body.remember_gradient()
-            if stage < len(row.word.stages) and not row.still:
-                row.values["ξ"] = row.scalars["ξ"] = row.group["thermostat"]
-                draws[i] = row.play(row.word.stages[stage], draw=draws[i])
-                writes += row.writes()
-        if stage:
-            kicked.update(x for row in rows for x in row.group["params"] if x.grad is not None)
-        if stage == count - 1:  # what drifted before the first kick and then got none goes back
-            writes += [*undo(lambda param: param not in kicked), *back, *counted(opt), write(done.append, True)]
-        commit(writes)
-    return loss
-
-
-def snapshot(rows: Sequence[Row]) -> Undo:
-    """Copies of all that a step changes; returns what makes of some parameters and their state what they were."""
-    saved = []
-    for row in rows:
-        for param in row.group["params"]:
-            own = {key: x.clone() for key, x in row.state.get(param, {}).items()}
-            saved.append((row, param, param.detach().clone(), own))
-    thermostats = [(row.group, row.group["thermostat"]) for row in rows]
-
-    def undo(of: Callable[[torch.Tensor], bool]) -> list[Write]:
-        writes: list[Write] = []
-        chosen = [entry for entry in saved if of(entry[1])]
-        for row, param, value, own in chosen:
-            writes.append(write(param.copy_, value))
-            for key, x in row.state.get(param, {}).items():
-                if key in own:
-                    writes.append(write(x.copy_, own[key]))
-                elif key == "momentum":  # made by this step: at rest
-                    writes.append(write(x.zero_))
-        if len(chosen) == len(saved):
-            writes += [write(group.__setitem__, "thermostat", ξ) for group, ξ in thermostats]
-        return writes
-
-    return undo

@@ -1,6 +1,7 @@
 """Formal sums: run on symbols instead of tensors, a linear letter yields its coefficients.
 
->>> from tether.letters import LETTERS
+>>> from tether.engine.formulas import Formula
+from tether.letters import LETTERS
 >>> coefficients(LETTERS["B"], {"h": 0.1})
 (('p', {'p': 1.0, 'g': -0.1}),)
 """
@@ -13,11 +14,12 @@ from typing import Any
 
 import torch
 
+from tether.engine.formulas import Formula
 from tether.letters import LETTERS, VECTORS, Letter
 
 __all__ = ["Scalar", "Sum", "Terms", "coefficients", "is_number", "per_replica", "steady_coefficients"]
 
-Scalar = Any  # a float, a 0-dimensional tensor where the thermostat enters, or one number for each replica
+Scalar = Any  # a float, a formula where the thermostat enters, or a tensor with one number for each replica
 Terms = dict[str, Scalar]  # symbol → coefficient
 
 
@@ -58,11 +60,13 @@ class Sum:
 UNITS = {symbol: Sum({symbol: 1.0}) for symbol in VECTORS}
 
 
-def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> tuple[tuple[str, Terms], ...] | None:
-    """What the letter does to each symbol it changes, as terms; None where it is not linear."""
+def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> tuple[tuple[str, Any], ...] | None:
+    """What the letter does to each symbol it changes, as terms, to ξ as a formula; None where it is not linear."""
     try:
         result = letter.map(*(UNITS[s] if s in UNITS else scalars[s] for s in letter.needs))
         results = result if len(letter.changes) > 1 else (result,)
+        if letter.changes == ("ξ",):
+            return (("ξ", result),) if isinstance(result, Formula) else None
         terms = {
             symbol: {s: c for s, c in value.terms.items() if isinstance(c, torch.Tensor) or c != 0}
             for symbol, value in zip(letter.changes, results, strict=True)
@@ -75,7 +79,7 @@ def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> tuple[tuple[s
 
 
 @lru_cache(maxsize=1024)
-def steady_coefficients(name: str, values: tuple[float, ...]) -> tuple[tuple[str, Terms], ...] | None:
+def steady_coefficients(name: str, values: tuple[float, ...]) -> tuple[tuple[str, Any], ...] | None:
     """The same for a letter without the thermostat, kept: they change only when a field does."""
     letter = LETTERS[name]
     return coefficients(letter, dict(zip(letter.scalars, values, strict=True)))

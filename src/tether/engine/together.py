@@ -4,16 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tether.engine.blocks import Lanes
+from tether.engine.given import lanes_of, named, stacked
 from tether.engine.rows import Row
 from tether.part import NUMERIC
 from tether.rhythms import Always
+from tether.surfaces import Surface
 
-__all__ = ["check_parameter", "check_replicas", "check_together"]
+if TYPE_CHECKING:
+    from tether.optimizer import Optimizer
+
+__all__ = ["admitted", "check_parameter", "check_replicas", "check_together"]
+
+
+def admitted(opt: Optimizer, group: dict[str, Any], surface: Any) -> tuple[dict[torch.Tensor, str], Lanes]:
+    """The parameters of a new group and their names, checked one by one, and the replicas they hold."""
+    names: dict[torch.Tensor, str] = {}
+    lanes = opt.lanes
+    for name, param in named(group, sum(len(other["params"]) for other in opt.param_groups)):
+        check_parameter(name, param, names)
+        if opt.known_by_parameters and stacked(param) != opt.replicas:
+            this, rest = ("one of", "no replicas") if stacked(param) else ("not of", "replicas")
+            raise ValueError(
+                f"parameter {name!r} is {this} tether.Replicas, and the parameters before it are {rest}: give each "
+                "an optimizer of its own"
+            )
+        if not names and not opt.param_groups:
+            lanes = lanes_of(name, param, opt.replicas)
+        if opt.replicas and (param.dim() == 0 or len(param) != lanes.rows or not param.is_contiguous()):
+            raise ValueError(
+                f"parameter {name!r} of shape {tuple(param.shape)} does not hold {lanes.rows} replicas along "
+                "its first axis, contiguous in memory: use tether.Replicas, or batch_dims=0"
+            )
+        if isinstance(surface, Surface):
+            surface.check(name, param.shape[opt.replicas :])
+        names[param] = name
+    return names, lanes
 
 
 def check_parameter(name: str, param: torch.Tensor, before: Mapping[torch.Tensor, str]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from tether import native
 
-__all__ = ["Flow", "Flows", "back", "divide", "power", "product", "serves", "single"]
+__all__ = ["Flow", "Flows", "ahead", "back", "divide", "power", "product", "serves", "single"]
 
 # ∂J/∂|w|^p for one use of a parameter w: as it is, or two vectors whose outer product it is.
 Flow = tuple[torch.Tensor, ...]
@@ -48,11 +48,12 @@ def product(
     Where there is an anchor, a tensor that ties y to the graph, the way back leaves in `flows` what goes by w and b.
     """
     if anchor is None:
-        return _ahead(x, w, b, p)
+        return ahead(x, w, b, p)
     return _Product.apply(x, anchor, w, b, p, flows)  # type: ignore[no-untyped-call]
 
 
-def _ahead(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: float) -> torch.Tensor:
+def ahead(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: float) -> torch.Tensor:
+    """The same without a graph."""
     rows, columns = w.shape
     x, y = x.detach().contiguous(), torch.empty((*x.shape[:-1], rows), dtype=torch.float64, device="cpu")
     layer, counts = ([w], [rows * columns]) if b is None else ([w, b], [rows * columns, rows])
@@ -75,7 +76,7 @@ class _Product(torch.autograd.Function):
     ) -> torch.Tensor:
         x = x.detach().contiguous()
         ctx.own = x, w, b, p, flows
-        return _ahead(x, w, b, p)
+        return ahead(x, w, b, p)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

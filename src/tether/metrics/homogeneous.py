@@ -51,7 +51,6 @@ class Run:
         self.p, self.modules, self.differentiate, self.held = p, modules, differentiate, held
         self.edges: dict[torch.Tensor, torch.Tensor] = {} if held is None else held[0]
         self.flows: Flows = {}
-        self.trail: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = []  # the kernel's products, in turn
         # Ties the compiled products, whose weights are no leaves, to the graph.
         self.anchor = torch.zeros(0, requires_grad=True, device="cpu") if differentiate else None
 
@@ -82,7 +81,6 @@ class Run:
         """|w|^p x + |b|^p; by the kernel for one vector, where w is then read just once."""
         one = self.held is None and self.p in (1.0, 2.0) and x.numel() == w.shape[1] and x.dtype == torch.float64
         if one and serves(w, b):
-            self.trail.append((w, b, x))
             return product(x, w, b, self.p, self.anchor, self.flows)
         return F.linear(x, self.edge(w), self.edge(b))  # type: ignore[arg-type]
 

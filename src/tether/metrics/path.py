@@ -100,16 +100,17 @@ class Path(Metric):
         its own γ unless it is shared, so that the divergence of γ⁻¹ vanishes and exp(−L/τ) is still what is sampled.
         """
         mine = [measured[name] for name in block.pick(block.names)]
-        block.g = [self.divide(g, f, power=0.5 if whole else 1.0) for g, f in zip(block.g, mine, strict=True)]
         if not whole:
+            block.g = [self.divide(g, factors) for g, factors in zip(block.g, mine, strict=True)]
             return
-        home, roots = (
-            block.θ,
-            [self.divide(torch.ones_like(x), f, power=-0.5) for x, f in zip(block.θ, mine, strict=True)],
-        )
-        for root in roots:
-            root[root == 0] = 1.0  # no path leads there: as it is
-        block.θ = block.x = [x.detach() * root for x, root in zip(home, roots, strict=True)]
+        roots = [math.prod([γ.sqrt() for γ in factors[1:]], start=factors[0].sqrt()) for factors in mine]
+        nowhere = [root == 0 for root in roots]  # no path leads there: such a weight stays as it is
+        for root, none in zip(roots, nowhere, strict=True):
+            root.masked_fill_(none, 1.0)
+        pairs = zip(torch._foreach_div(block.g, roots), nowhere, strict=True)
+        block.g = [g.masked_fill_(none, 0.0) for g, none in pairs]
+        home, block.θ = block.θ, list(torch._foreach_mul([x.detach() for x in block.θ], roots))
+        block.x = block.θ
         block.after = [write(torch.div, x, root, out=to) for x, root, to in zip(block.θ, roots, home, strict=True)]
 
     def divide(
@@ -169,8 +170,8 @@ def _derivatives(
     """∂J/∂|w|^p for the parameters that a path uses: as it is, or as vectors of which it is the outer product."""
     traced, modules = traced_graph(model)
     x = _ones(modules, traced, input_shape)
-    if traced.plain and not isinstance(model, Replicas):
-        flows = _down_a_chain(traced, modules, p, x)
+    if traced.chain and not isinstance(model, Replicas):
+        flows = _down_a_chain([modules[place] for place in traced.chain], p, x.flatten())
         if flows is not None:
             return {}, flows
     if isinstance(model, Replicas):
@@ -197,16 +198,21 @@ def _derivatives(
 
 
 @torch.no_grad()
-def _down_a_chain(traced: Traced, modules: list[nn.Module], p: float, x: torch.Tensor) -> edges.Flows | None:
+def _down_a_chain(layers: list[nn.Module], p: float, x: torch.Tensor) -> edges.Flows | None:
     """Algorithm 1 of the Path-SGD slides, for a chain of Linear layers: autograd would take longer than the sums."""
-    run = Run(p, modules)
-    traced(run, x)
-    if len(run.trail) != traced.plain:
-        return None  # not all by the kernel
+    if p not in (1.0, 2.0):
+        return None
+    way = []
+    for layer in layers:
+        w, b = layer._parameters["weight"], layer._parameters["bias"]
+        if w is None or x.numel() != w.shape[1] or not edges.serves(w, b):
+            return None  # not by the kernel
+        way.append((w, b, x))
+        x = edges.ahead(x, w, b, p)
     flows: edges.Flows = {}
-    y = x.new_ones(len(run.trail[-1][0]))
-    for i, (w, b, x) in reversed(list(enumerate(run.trail))):
-        flows.setdefault(w, []).append((y, x.flatten()))
+    y = torch.ones_like(x)
+    for i, (w, b, x) in reversed(list(enumerate(way))):
+        flows.setdefault(w, []).append((y, x))
         if b is not None:
             flows.setdefault(b, []).append((y,))
         if i:
@@ -220,7 +226,8 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     if dense is None and len(flows) == 1 and len(flows[0]) == 2:
         r, c = flows[0] if p == 2 else (v.pow(2 / p) for v in flows[0])
         high, wide = r.max().item(), c.max().item()
-        _fits(name, high * wide, dtype)
+        if not high * wide <= torch.finfo(dtype).max:
+            raise _too_large(name, high * wide, dtype)
         if not (1 / SAFE < high < SAFE and 1 / SAFE < wide < SAFE) and high > 0 and wide > 0:
             # The product may be in range where the vectors are not; a power of two costs no digits.
             shift = 2.0 ** round((math.log2(wide) - math.log2(high)) / 2)
@@ -233,13 +240,14 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     if total is None:
         return (torch.zeros_like(w, dtype=dtype, requires_grad=False),)
     γ = total if p == 2 else total.pow(2 / p)
-    _fits(name, γ.max().item() if γ.numel() else 0.0, dtype)
+    largest = γ.max().item() if γ.numel() else 0.0
+    if not largest <= torch.finfo(dtype).max:
+        raise _too_large(name, largest, dtype)
     return (γ.to(dtype),)
 
 
-def _fits(name: str, largest: float, dtype: torch.dtype) -> None:
-    if not largest <= torch.finfo(dtype).max:
-        raise OverflowError(
-            f"γ of {name!r} reaches {largest:.3g}, too much for {dtype}: start from tether.measure.balance(model), or "
-            "hold the model in float64"
-        )
+def _too_large(name: str, largest: float, dtype: torch.dtype) -> OverflowError:
+    return OverflowError(
+        f"γ of {name!r} reaches {largest:.3g}, too much for {dtype}: start from tether.measure.balance(model), or "
+        "hold the model in float64"
+    )

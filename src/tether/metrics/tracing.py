@@ -64,7 +64,7 @@ class Traced(NamedTuple):
     entry: int
     exit: Any
     shape: tuple[int, ...] | None  # of an input, if the first layer tells
-    plain: int  # how many layers, if it is Linear layers one after the other, with nothing between that counts; else 0
+    chain: tuple[int, ...]  # the places of its layers, if it is Linear layers one after the other, with nothing between
 
     def __call__(self, run: Run, x: torch.Tensor) -> torch.Tensor:
         """J: the sum of the outputs."""
@@ -202,7 +202,7 @@ class _Builder:
             else:
                 self.add(node)
         assert entry is not None
-        return Traced(self.steps, len(self.slots), entry, exit, self.shape(), self.plain(entry, exit))
+        return Traced(self.steps, len(self.slots), entry, exit, self.shape(), self.chain(entry, exit))
 
     def add(self, node: fx.Node) -> None:
         name, kind, place = self.label(node)
@@ -286,14 +286,16 @@ class _Builder:
         layer = self.tracer.root.get_submodule(str(before.target))
         return (self.places[id(layer)], "bias") if type(layer) in LAYERS else None
 
-    def plain(self, last: int, exit: Any) -> int:
-        """How many Linear layers there are, in a chain of nothing else; 0 for other networks."""
-        layers = 0
+    def chain(self, last: int, exit: Any) -> tuple[int, ...]:
+        """The Linear layers of a chain of nothing else; none for other networks."""
+        layers: list[int] = []
         for step in self.steps:
             if step.alone != last or not (step.kind == "Linear" or step.role == "shape" or step.rule is same):
-                return 0
-            last, layers = step.out, layers + (step.kind == "Linear")
-        return layers if exit == last else 0
+                return ()
+            last = step.out
+            if step.kind == "Linear" and step.place is not None:
+                layers.append(step.place)
+        return tuple(layers) if exit == last else ()
 
     def shape(self) -> tuple[int, ...] | None:
         """The shape of an input, where the first layer tells it."""

@@ -26,7 +26,10 @@ from tether.native import build
 __all__ = [
     "BLOCK",
     "DRAWS",
+    "OPS",
+    "THERMOSTAT",
     "Bounded",
+    "Formulas",
     "Held",
     "KernelError",
     "Layout",
@@ -42,6 +45,7 @@ __all__ = [
     "library",
     "pack",
     "pack_each",
+    "pack_formulas",
     "plain",
     "product",
     "replicas_in",
@@ -53,6 +57,8 @@ __all__ = [
     "where",
 ]
 
+OPS = 48  # updates of a program
+THERMOSTAT = 2  # the target of an op that sets ξ
 DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
 DEPTH = 64  # the layers of a perceptron are fewer
 BLOCK = 1 << 16  # as in noise.py
@@ -67,7 +73,7 @@ LEVELS = {0: "of the machine", 1: "x86-64", 2: "x86-64-v2", 3: "x86-64-v3 (AVX2)
 
 # The arguments of every kernel: n an integer, d a double, a an address. A test reads the C prototypes and compares.
 KERNELS = {
-    "run": "nn aaaaa nnn aann",
+    "run": "nn aaaaa nnn aan nann aaa n",
     "finite": "naan",
     "bounded": "nnn aaaaaaa nn an",
     "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
@@ -197,13 +203,6 @@ def made(call: Call) -> None:
         raise refused(code)
 
 
-def keeping(call: partial[int], *alive: Any) -> Call:
-    """The call with what it reads kept alive."""
-    whole = Call(call)
-    whole.kept = alive
-    return whole
-
-
 def plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
     """May the kernel read and write this tensor where it lies? The one check before an address is taken."""
     return all_plain((x,), dtype)
@@ -318,6 +317,36 @@ class Layout:
         self.large = sum(counts) * rows >= SMALL
 
 
+class Formulas(NamedTuple):
+    """Coefficients that the kernel works out as it goes: which they are, and their steps."""
+
+    number: int
+    table: bytes
+    steps: int
+    stride: int
+    tape: bytes
+
+
+NO_FORMULAS = Formulas(0, b"", 0, 0, b"")
+STEP = np.dtype("=i8,=f8")
+CODES = {code: i for i, code in enumerate(("number", "ξ", "p2", "+", "*", "/", "-", "exp", "expm1", "sqrt", "shrink"))}
+
+
+def pack_formulas(found: Sequence[tuple[int, int, Sequence[Any]]]) -> Formulas:
+    """Formulas in the kernel's form, from the op and the coefficient that each is, and its steps."""
+    everything = [step for _, _, steps in found for step in steps]
+    rows = max([len(x) for x in everything if isinstance(x, torch.Tensor) and x.dim()], default=1)
+    tape = np.zeros((rows, len(everything)), dtype=STEP)
+    for i, step in enumerate(everything):
+        tape["f0"][:, i] = CODES[step if isinstance(step, str) else "number"]
+        tape["f1"][:, i] = 0.0 if isinstance(step, str) else step
+    table, at = array("q"), 0
+    for op, field, steps in found:
+        table.extend((op, field, at, at + len(steps)))
+        at += len(steps)
+    return Formulas(len(found), table.tobytes(), at, at if rows > 1 else 0, tape.tobytes())
+
+
 def prepared(
     dtype: torch.dtype,
     layout: Layout,
@@ -328,16 +357,29 @@ def prepared(
     θ: array[int] | None = None,
     p: array[int] | None = None,
     g: array[int] | None = None,
+    formulas: Formulas = NO_FORMULAS,
+    ξ: torch.Tensor | None = None,
 ) -> Call:
     """The call that takes the tensors at these `addresses`, of the layout's sizes, through the ops.
 
     `keys` start the streams of each draw and block; `each` is the number of rows of ops where replicas have their own.
+    `ξ` are the thermostats of the replicas, which formulas read and ops change.
     """
     at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
     lengths = layout.blocks, len(ops) // OP.size // max(each, 1), each
     threads = torch.get_num_threads() if layout.large else 1
-    arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys, len(keys) // 24, threads)
-    return keeping(partial(_functions()["run", dtype], *arguments), θ, p, g, layout)
+    thermostat: tuple[Any, ...] = (None, None)
+    sums = None
+    if ξ is not None:
+        if not plain(ξ, torch.float64) or ξ.numel() != layout.rows:
+            raise KernelError(f"thermostats {ξ!r}: there must be {layout.rows} of torch.float64, one for each replica")
+        sums = torch.empty(layout.blocks + 1, dtype=torch.float64, device="cpu")
+        thermostat = ξ.data_ptr(), sums.data_ptr()
+    arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys, len(keys) // 24)
+    rest = (formulas.number, formulas.table, formulas.steps, formulas.stride, formulas.tape, *thermostat, threads)
+    call = Call(_functions()["run", dtype], *arguments, *rest)
+    call.kept = (θ, p, g, layout, ξ, sums)
+    return call
 
 
 def run(dtype: torch.dtype, layout: Layout, ops: bytes, keys: bytes, **rest: Any) -> None:
@@ -400,7 +442,9 @@ def bounded_call(
     tables = radius.buffer_info()[0], found.buffer_info()[0] + 8 * last, lengths.buffer_info()[0]
     threads = torch.get_num_threads() if inside >= SMALL else 1
     arguments = (rows, columns, slack, *at, *tables, len(noise), len(ops) // OP.size, ops, threads)
-    return keeping(partial(_functions()["bounded", θ.dtype], *arguments), tensors, noise, found, lengths, radius)
+    call = Call(_functions()["bounded", θ.dtype], *arguments)
+    call.kept = (tensors, noise, found, lengths, radius)
+    return call
 
 
 def bounded(*arguments: Any, **options: Any) -> None:
@@ -476,11 +520,14 @@ def gradients(
 def finite(tensors: Sequence[torch.Tensor]) -> bool | None:
     """Are all numbers of these tensors, alike in dtype and device, finite? None if the kernel cannot tell."""
     first = tensors[0]
-    if not serves(first.dtype, first.device):
+    dtype = first.dtype
+    if not serves(dtype, first.device):
         return None
-    # dtype and device are known, and the sign does not matter
-    if not PLAIN.issuperset(map(type, tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
-        return None
+    for x in tensors:
+        if type(x) not in PLAIN or x.dtype is not dtype or x.layout is not torch.strided or not x.is_cpu:
+            return None
+        if not x.is_contiguous():
+            return None
     sizes, at = array("q", [x.numel() for x in tensors]), array("q", [x.data_ptr() for x in tensors])
     threads = torch.get_num_threads() if sum(sizes) >= SMALL else 1
     return bool(call("finite", first.dtype, len(sizes), at.buffer_info()[0], sizes.buffer_info()[0], threads))

@@ -143,7 +143,7 @@ class Sleep(Rhythm):
         return [one for i, yes in enumerate(still) if yes for one in writes[i * each : (i + 1) * each]]
 
     def plan(self, row: Row) -> list[Write]:
-        cycle, phase = self.when(row)
+        cycle, phase = divmod(row.group["step"], self.nap + 1)
         return self.catch_up(row, cycle) if phase == self.nap else self.doze(row, cycle, phase)
 
     def doze(self, row: Row, cycle: int, phase: int) -> list[Write]:

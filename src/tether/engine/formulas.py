@@ -1,0 +1,99 @@
+"""Formulas: numbers that are known only while a step runs, as functions of the thermostat ξ and of pᵀp.
+
+A letter that is run on symbols yields them as its coefficients. They are composed once; then the kernel, or torch,
+works them out wherever the step has got to.
+
+>>> ξ = Formula("ξ")
+>>> (1 + 0.5 * ξ).at(2.0)
+2.0
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from tether import letters
+
+__all__ = ["P2", "XI", "Formula", "worked_out"]
+
+FUNCTIONS = {"exp": letters.exp, "expm1": letters.expm1, "sqrt": letters.sqrt, "shrink": letters.shrink}
+
+
+class Formula:
+    """A formula as the steps of a stack machine: numbers, ``"ξ"``, ``"p2"``, and operations on those before them."""
+
+    __array_priority__ = 1000
+    __slots__ = ("steps",)
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = steps
+
+    def __add__(self, other: Any) -> Formula:
+        return self._with(other, "+")
+
+    def __mul__(self, other: Any) -> Formula:
+        return self._with(other, "*")
+
+    def __truediv__(self, other: Any) -> Formula:
+        return self._with(other, "/")
+
+    def _with(self, other: Any, operation: str) -> Formula:
+        if isinstance(other, Formula):
+            return Formula(*self.steps, *other.steps, operation)
+        if isinstance(other, int | float | torch.Tensor):
+            return Formula(*self.steps, other, operation)
+        return NotImplemented
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rtruediv__(self, other: Any) -> Formula:
+        return Formula(other) / self
+
+    def __neg__(self) -> Formula:
+        return Formula(*self.steps, "-")
+
+    def __sub__(self, other: Any) -> Formula:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Formula:
+        return -self + other
+
+    def exp(self) -> Formula:
+        return Formula(*self.steps, "exp")
+
+    def expm1(self) -> Formula:
+        return Formula(*self.steps, "expm1")
+
+    def sqrt(self) -> Formula:
+        return Formula(*self.steps, "sqrt")
+
+    def shrink(self) -> Formula:
+        return Formula(*self.steps, "shrink")
+
+    def at(self, ξ: Any, p2: Any = 0.0) -> Any:
+        """Its value: a number, or a tensor where ξ, pᵀp or a field is one."""
+        stack: list[Any] = []
+        for step in self.steps:
+            if not isinstance(step, str):
+                stack.append(step)
+            elif step in ("ξ", "p2"):
+                stack.append(ξ if step == "ξ" else p2)
+            elif step == "-":
+                stack.append(-stack.pop())
+            elif step in FUNCTIONS:
+                stack.append(FUNCTIONS[step](stack.pop()))
+            else:
+                y, x = stack.pop(), stack.pop()
+                stack.append(x + y if step == "+" else x * y if step == "*" else x / y)
+        return stack.pop()
+
+
+XI: Final = Formula("ξ")
+P2: Final = Formula("p2")
+
+
+def worked_out(x: Any, ξ: Any, p2: Any = 0.0) -> Any:
+    """The number itself, or the value of a formula."""
+    return x.at(ξ, p2) if isinstance(x, Formula) else x

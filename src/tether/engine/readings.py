@@ -1,0 +1,74 @@
+"""Readings: what an optimizer tells of its momenta and of its surfaces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from tether.engine.placed import Stack, degrees, stacks
+from tether.engine.rows import Row
+from tether.surfaces import Surface
+
+if TYPE_CHECKING:
+    from tether.optimizer import Optimizer
+
+__all__ = ["Squares", "largest_violation", "squares", "temperatures"]
+
+
+class Squares(NamedTuple):
+    """pᵀp of one tensor, or of all that a surface holds together, for each replica."""
+
+    name: str
+    sums: torch.Tensor
+    degrees: int
+
+
+def squares(opt: Optimizer, row: Row) -> Iterator[Squares]:
+    """pᵀp of the tensors of a part that have momenta; nothing for a part that is overdamped."""
+    if not (row.word.kinetic or isinstance(row.surface, Surface)):
+        return
+    lanes, params = opt.lanes, row.group["params"]
+    named = [(name, x) for name, x in zip(row.names, params, strict=True) if "momentum" in opt.state.get(x, {})]
+    sums = []
+    for _, x in named:
+        momenta = opt.state[x]["momentum"].detach().double().reshape(lanes.rows, -1)
+        sums.append(momenta.square().sum(1).cpu())
+    if named and getattr(row.surface, "together", False):
+        yield Squares("", torch.stack(sums).sum(0), degrees(row.surface, params, lanes))
+        return
+    for (name, x), found in zip(named, sums, strict=True):
+        yield Squares(name, found, degrees(row.surface, [x], lanes))
+
+
+def temperatures(opt: Optimizer) -> dict[str, Any]:
+    """pᵀp/N of each part; nan where it has no momenta."""
+    result: dict[str, Any] = {}
+    for label, row in zip(opt.labels(), opt.rows, strict=True):
+        total, count = torch.zeros(opt.lanes.rows, dtype=torch.float64, device="cpu"), 0
+        for one in squares(opt, row):
+            total, count = total + one.sums, count + one.degrees
+        each = total / count if count else total + math.nan
+        result[label] = each if opt.replicas else float(each)
+    return result
+
+
+def largest_violation(opt: Optimizer) -> Any:
+    """|g| where it is largest; with replicas one for each."""
+    worst = torch.zeros(opt.lanes.rows, dtype=torch.float64, device="cpu")
+    for row in opt.rows:
+        if not isinstance(row.surface, Surface):
+            continue
+        # a part between its steps asks for no gradient, and is on its surface all the same
+        trained = row.trained if row.slow() else [param.requires_grad for param in row.group["params"]]
+        rows = zip(row.names, row.group["params"], trained, strict=True)
+        moving = [(name, x) for name, x, yes in rows if yes]
+        for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], row.surface):
+            stack = Stack(mine, labels, row.surface, opt.lanes)
+            point = stack.surface.embed(stack.point(opt.state), stack.gather(mine))
+            each = point.view(-1, opt.lanes.rows, *point.shape[1:]).transpose(0, 1)
+            found = torch.stack([stack.surface.violation(replica) for replica in each])
+            worst = torch.maximum(worst, found.double().cpu())  # nan stays nan
+    return worst if opt.replicas else float(worst)
