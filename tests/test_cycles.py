@@ -281,7 +281,7 @@ def test_a_step_that_fails_on_its_way_does_not_move_the_slow_copy(monkeypatch):
 
     for param in model.parameters():
         param.grad = torch.ones_like(param)
-    monkeypatch.setattr("tether.engine.rows.Row.counted", fail)
+    monkeypatch.setattr("tether.engine.steps.counted", fail)
     with pytest.raises(RuntimeError, match="did not converge"):
         opt.step()
     after = opt.state_dict()["state"]
