@@ -36,15 +36,28 @@ def check_thermostat(
     above 88 it is a finite friction that ends all momenta, and warns; below −88 it would blow them up, and is refused.
     Where nothing moves, neither momenta nor a force, ξ may fall further: there is nothing that it could drive.
     """
-    h, ε, N, τ, ξ = size["lr"], size["ε"], size["N"], size["τ"], size["ξ"]
-    fast = 2 * h * h * ε * N * τ
-    if isinstance(ξ, torch.Tensor) and not ξ.dim():
+    h, ξ = size["lr"], size["ξ"]
+    fast = 2 * h * h * size["ε"] * size["N"] * size["τ"]
+    if isinstance(ξ, torch.Tensor):
         # plain numbers are faster; one on another device is not read, for that would wait for it
-        ξ = ξ.item() if ξ.device.type == "cpu" else 0.0
+        ξ = ξ if ξ.dim() else ξ.item() if ξ.device.type == "cpu" else 0.0
     strong = h * ξ
-    if _within(fast, FASTEST) and _within(strong, STRONGEST):
-        return
-    numbers = (torch.as_tensor(x, dtype=torch.float64) for x in (fast, strong, size["σ"], size["ω"], h))
+    for x, bound in ((fast, FASTEST), (strong, STRONGEST)):
+        if not (x.abs().amax() if isinstance(x, torch.Tensor) else abs(x)) <= bound:
+            _look_closer(group, size, state, resting, fast, strong)
+            return
+
+
+def _look_closer(
+    group: Mapping[str, Any],
+    size: Mapping[str, Any],
+    state: Mapping[torch.Tensor, Any],
+    resting: Sequence[int],
+    fast: Any,
+    strong: Any,
+) -> None:
+    """Some bound is passed: is it that of a replica that moves, and must the step be refused?"""
+    numbers = (torch.as_tensor(x, dtype=torch.float64) for x in (fast, strong, size["σ"], size["ω"], size["lr"]))
     fast, strong, σ, ω, h = torch.broadcast_tensors(*numbers)
     driven = (strong < -STRONGEST) & (_moving(group["params"], state, strong) | (σ != 0) | (ω != 0))
     bad = (~(fast <= FASTEST) | driven | (strong < -FURTHEST) | ~strong.isfinite()) & (h != 0)
@@ -72,10 +85,6 @@ def _moving(params: Sequence[torch.Tensor], state: Mapping[torch.Tensor, Any], l
             if x is not None and x.numel():
                 found |= (x != 0).reshape(max(like.numel(), 1), -1).any(1).view(like.shape).to(like.device)
     return found
-
-
-def _within(x: Any, bound: float) -> bool:
-    return bool(x.abs().amax() <= bound) if isinstance(x, torch.Tensor) else abs(x) <= bound
 
 
 def _pick(x: Any, replica: int | None) -> float:
