@@ -10,18 +10,9 @@ from tether import native
 from tether.engine.formulas import Formula, worked_out
 from tether.engine.sums import Scalar, Terms, is_number, per_replica
 
-__all__ = ["Moves", "Pass", "Program", "Update"]
+__all__ = ["Moves", "Program", "Update"]
 
 Update = tuple[str, "Terms | Formula", int]  # what changes, into which sum or formula, with the normals of which draw
-
-
-class Pass(NamedTuple):
-    """One pass over memory: target ← target + factor·source; without a source, target ← factor·target."""
-
-    target: str
-    source: str | None
-    factor: Scalar
-    draw: int = 0
 
 
 class Moves(NamedTuple):
@@ -65,15 +56,10 @@ class Program:
 
     @cached_property
     def suits_kernel(self) -> bool:
-        """A single pass gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit."""
-        passes = 0
-        for symbol, terms, _ in self.linear:
-            if not terms.keys() <= {symbol, "p", "g", "R"}:
-                return False
-            own = terms.get(symbol)
-            passes += len(terms) - (type(own) is float and own == 1)
-        some = passes > 1 or self.each > 0 or self.thermostat
-        return some and len(self.draws) <= native.DRAWS and len(self.updates) <= native.OPS
+        """A step along g gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit."""
+        known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in self.linear)
+        fits = len(self.draws) <= native.DRAWS and len(self.updates) <= native.OPS
+        return known and fits and self.step is None
 
     @cached_property
     def ops(self) -> bytes:
@@ -103,32 +89,12 @@ class Program:
         return native.pack_formulas(found)
 
     @cached_property
-    def passes(self) -> list[Pass]:
-        """The updates as passes over memory, put off where two can become one.
-
-        The tensors stand for θ + drift·p and scale·p: a scaling of p and a drift along p wait until p changes
-        otherwise, so that A O A without noise is one pass over θ and not two.
-        """
-        found: list[Pass] = []
-        drift: Scalar = 0.0
-        scale: Scalar = 1.0
-        for symbol, terms, draw in self.linear:
-            own = terms.get(symbol, 0.0)
-            others = [(s, c) for s, c in terms.items() if s != symbol]
-            if symbol == "θ":
-                if not is_number(own, 1):
-                    found += [Pass("θ", "p", drift), Pass("θ", None, own)]
-                    drift = 0.0
-                found += [Pass("θ", s, c, draw) for s, c in others if s != "p"]
-                drift = drift + scale * terms.get("p", 0.0)
-            else:
-                scale = scale * own
-                if others:
-                    found += [Pass("θ", "p", drift), Pass("p", None, scale)]
-                    found += [Pass("p", s, c, draw) for s, c in others]
-                    drift, scale = 0.0, 1.0
-        found += [Pass("θ", "p", drift), Pass("p", None, scale)]
-        return [one for one in found if not is_number(one.factor, 1 if one.source is None else 0)]
+    def step(self) -> float | None:
+        """The factor of g, where the program is θ ← θ + factor·g and no more."""
+        symbol, terms, _ = self.linear[0]
+        if len(self.updates) > 1 or symbol != "θ" or terms.keys() != {"θ", "g"} or not is_number(terms["θ"], 1):
+            return None
+        return terms["g"] if type(terms["g"]) is float else None
 
     @cached_property
     def moves(self) -> Moves | None:

@@ -110,7 +110,6 @@ class Path(Metric):
         pairs = zip(torch._foreach_div(block.g, roots), nowhere, strict=True)
         block.g = [g.masked_fill_(none, 0.0) for g, none in pairs]
         home, block.θ = block.θ, list(torch._foreach_mul([x.detach() for x in block.θ], roots))
-        block.x = block.θ
         block.after = [write(torch.div, x, root, out=to) for x, root, to in zip(block.θ, roots, home, strict=True)]
 
     def divide(

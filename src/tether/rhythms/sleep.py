@@ -162,12 +162,12 @@ class Sleep(Rhythm):
         longer = row.twin()
         row.play(row.word.program, times=self.nap, bodies=[body for body, _ in longer])
         for body, _ in longer:
-            body.settle()
+            commit(body.writes())
         masks = {id(param): mask for param, mask in zip(row.group["params"], self.masks(row, cycle), strict=True)}
         slept: list[Write] = []
         for body, of in longer:
             for i, param in enumerate(of.pick(of.params)):
-                slept.append(write(torch.where, masks[id(param)], body.x[i], param, out=param))
+                slept.append(write(torch.where, masks[id(param)], body.θ[i], param, out=param))
                 if of.p:
-                    slept.append(write(torch.where, masks[id(param)], body.m[i], of.p[i], out=of.p[i]))
+                    slept.append(write(torch.where, masks[id(param)], body.p[i], of.p[i], out=of.p[i]))
         return [*row.writes(), *slept, *self.to_bed(row, cycle + 1)]
