@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD
 
+from tether.constrain import is_constrained
 from tether.engine.given import named as named_in
 from tether.engine.placed import degrees as freedom
 from tether.loop.train import Record
@@ -208,7 +209,7 @@ def _torch(opt: torch.optim.Optimizer) -> Iterator[_Squares]:
             f"{type(opt).__name__} has no momenta with a kinetic energy: pass a tether.Optimizer, or torch.optim.SGD "
             "with momentum"
         )
-    if "__deepcopy__" in vars(opt):
+    if is_constrained(opt):
         raise TypeError("the degrees of freedom under tether.constrain are not known: use tether.Optimizer with on=")
     first = 0
     for number, group in enumerate(opt.param_groups):
