@@ -348,13 +348,13 @@ def test_the_kernel_and_torch_agree(p, monkeypatch):
 @pytest.mark.parametrize("p", [1, 2])
 def test_the_way_down_a_chain_and_autograd_agree(p, monkeypatch):
     net = nn.Sequential(nn.Flatten(), relu_net(6, 5, 7, 2), nn.LeakyReLU(0.2), relu_net(2, 3, bias=False))
-    assert traced_graph(net)[0].plain == 4
+    assert traced_graph(net)[0].chain == 4
     fast = Path(p).scales(net, (2, 3))
     monkeypatch.setattr("tether.metrics.path._down_a_chain", lambda *_: None)
     for name, γ in Path(p).scales(net, (2, 3)).items():
         torch.testing.assert_close(fast[name], γ, rtol=1e-13, atol=0)
     for other in (nn.Sequential(net, nn.LeakyReLU(3.0)), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), Skip()):
-        assert traced_graph(other)[0].plain == 0
+        assert traced_graph(other)[0].chain == 0
 
 
 def test_division_is_zero_where_no_path_leads_and_takes_powers():

@@ -26,7 +26,7 @@ __all__ = ["constrain", "decay_groups", "is_constrained", "orthogonal_penalty"]
 MOMENTA = ("momentum_buffer", "exp_avg")
 
 
-class Held:
+class Kept:
     """Parameters of an optimizer that are kept on one surface."""
 
     def __init__(self, surface: Surface, params: list[torch.Tensor], names: list[str]) -> None:
@@ -60,7 +60,7 @@ class Held:
         self.before = []
 
 
-HELD: WeakKeyDictionary[torch.optim.Optimizer, list[Held]] = WeakKeyDictionary()
+KEPT: WeakKeyDictionary[torch.optim.Optimizer, list[Kept]] = WeakKeyDictionary()
 
 
 def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface]) -> torch.optim.Optimizer:
@@ -80,7 +80,7 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
     """
     if isinstance(optimizer, Optimizer):
         raise TypeError("a tether.Optimizer has surfaces of its own: give its parts on=, e.g. Part('weight', on=...)")
-    chosen = [Held(*found) for found in _choose(optimizer, surfaces)]
+    chosen = [Kept(*found) for found in _choose(optimizer, surfaces)]
     placed = [
         entry
         for held in chosen
@@ -93,19 +93,19 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
 
 def is_constrained(optimizer: torch.optim.Optimizer) -> bool:
     """Has the optimizer parameters that `constrain` keeps on a surface?"""
-    return optimizer in HELD
+    return optimizer in KEPT
 
 
 def _choose(
     optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface]
 ) -> list[tuple[Surface, list[torch.Tensor], list[str]]]:
-    """The parameters that each glob finds, checked, with their names."""
+    """For each glob its surface, the parameters that it finds, and their names. Raises where they do not fit."""
     chosen: dict[str, tuple[Surface, list[torch.Tensor], list[str]]] = {}
     for where, surface in surfaces.items():
         if not isinstance(surface, Surface):
             raise TypeError(f"{where!r}: {surface!r} is no surface, e.g. tether.Orthogonal()")
         chosen[where] = (surface, [], [])
-    taken = {id(param) for held in HELD.get(optimizer, []) for param in held.params}
+    taken = {id(param) for held in KEPT.get(optimizer, []) for param in held.params}
     for group in optimizer.param_groups:
         if "param_names" not in group:
             raise ValueError("parameters are found by name: build the optimizer from model.named_parameters()")
@@ -125,24 +125,24 @@ def _choose(
     return list(chosen.values())
 
 
-def _hold(optimizer: torch.optim.Optimizer, chosen: list[Held]) -> torch.optim.Optimizer:
+def _hold(optimizer: torch.optim.Optimizer, chosen: list[Kept]) -> torch.optim.Optimizer:
     """Let the hooks of an optimizer keep these parameters on their surfaces."""
     for held in chosen:
         optimizer.register_step_pre_hook(held.remember)
         optimizer.register_step_post_hook(held.project)
-    HELD[optimizer] = [*HELD.get(optimizer, []), *chosen]
+    KEPT[optimizer] = [*KEPT.get(optimizer, []), *chosen]
     return optimizer
 
 
 def _reduced(optimizer: torch.optim.Optimizer) -> Any:
-    """How to copy or pickle an optimizer of a class that has been constrained: as before, with what it holds."""
+    """How to copy or pickle an optimizer: as torch does, and with its constraints if it has any."""
     usual = optimizer.__reduce_ex__(4)
-    if optimizer not in HELD or isinstance(usual, str):
+    if optimizer not in KEPT or isinstance(usual, str):
         return usual
-    return _rebuilt, (*usual[:3], HELD[optimizer])
+    return _rebuilt, (*usual[:3], KEPT[optimizer])
 
 
-def _rebuilt(make: Callable[..., Any], given: tuple[Any, ...], state: Any, chosen: list[Held]) -> Any:
+def _rebuilt(make: Callable[..., Any], given: tuple[Any, ...], state: Any, chosen: list[Kept]) -> Any:
     """A copy of a constrained optimizer. It holds copies of the same parameters, which lie on their surfaces."""
     optimizer = make(*given)
     optimizer.__setstate__(state)
@@ -152,8 +152,8 @@ def _rebuilt(make: Callable[..., Any], given: tuple[Any, ...], state: Any, chose
 def orthogonal_penalty(model: torch.nn.Module, where: str = "*.weight") -> torch.Tensor:
     """Σ ‖QᵀQ − I‖² over the matching weight matrices, Q the tall one of W and Wᵀ: the soft counterpart of `Orthogonal`.
 
-    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05. With replicas it has
-    a value for each.
+    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05. With replicas the
+    result has one value for each.
     """
     replicas = isinstance(model, Replicas)
     terms: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""Kinetic temperature and equipartition: does every tensor have the energy that its temperature says?"""
+"""Kinetic temperature and equipartition: has every tensor the kinetic energy of its temperature?"""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Equipartition:
 def kinetic_temperature(opt: torch.optim.Optimizer) -> Any:
     """pᵀp/N of every tensor, as the last step left its momenta; a list of results where the optimizer holds replicas.
 
-    The standard error is that of independent Gaussian momenta, ``τ √(2/N)``. Where a step leaves them is said in
-    `tether.Optimizer.temperature`. Overdamped parts have none and are left out.
+    The standard error is that of independent Gaussian momenta, ``τ √(2/N)``. At which point of a step the momenta are
+    read is documented in `tether.Optimizer.temperature`. Overdamped parts have no momenta and are left out.
 
     >>> from tether import methods
     >>> net = torch.nn.Linear(100, 100)
@@ -106,9 +106,9 @@ def kinetic_temperature(opt: torch.optim.Optimizer) -> Any:
     kinetic temperature 0.009898 over 10100 degrees of freedom in 2 tensors, at most 0.72 standard errors off
 
     Args:
-        opt: tether's; or ``torch.optim.SGD`` with momentum, whose buffer v is that of Langevin dynamics without noise
-            of its own, word OBA, with step √lr and p = −√lr v, read after the kick. Others, such as Adam, have no
-            kinetic energy.
+        opt: a tether.Optimizer, or ``torch.optim.SGD`` with momentum. SGD with momentum is Langevin dynamics without
+            noise (word OBA) with step √lr and p = −√lr v, where v is the momentum buffer; it is read after the kick.
+            Other optimizers, such as Adam, have no kinetic energy.
     """
     readings = list(_readings(opt))
     many = isinstance(opt, Optimizer) and opt.replicas
@@ -145,8 +145,8 @@ def equipartition(record: Record, opt: torch.optim.Optimizer, burn_in: int = 0) 
 
     Args:
         record: of `tether.train` with ``callbacks=[thermometer]``.
-        opt: its optimizer, which knows what the temperatures should be.
-        burn_in: leave out readings of the first so many steps.
+        opt: its optimizer, which has the target temperatures.
+        burn_in: leave out the readings of so many first steps.
     """
     kept = [k for k, step in enumerate(record.steps) if step > burn_in]
     names = [name for name in record.metrics if name.startswith(PREFIX)]
