@@ -25,6 +25,7 @@ def draw(file, panels, title):
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, title=title)
     for handle in legend.legend_handles:
         handle.set_sizes([14])
+    legend.legend_handles[-1].set_facecolor("#bbbbbb")  # points of both classes can be misclassified
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
     print(f"Picture: {file}")

@@ -24,6 +24,11 @@ class Metric(ABC):
     A step is made in coordinates of the metric: `enter` transforms into them and plans the way back.
     """
 
+    def __repr__(self) -> str:
+        """Its name and settings; checkpoints of other settings are told apart by it."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({settings})"
+
     @abstractmethod
     def check(self, part: str, row: Mapping[str, Any]) -> None:
         """Raise unless the metric supports the row's word and surface."""

@@ -29,7 +29,9 @@ class Rhythm:
     every = 1  # steps of the optimizer from one kick of the part to the next
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        """Its name and settings; checkpoints of other settings are told apart by it."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({settings})"
 
     def __eq__(self, other: object) -> bool:
         return repr(self) == repr(other)

@@ -56,6 +56,11 @@ class Surface(ABC):
     intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
     absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
 
+    def __repr__(self) -> str:
+        """Its name and settings; checkpoints of other settings are told apart by it."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({settings})"
+
     def bind(self, shapes: Sequence[Sequence[int]]) -> Surface:
         """The surface for parameters of these shapes."""
         return self
