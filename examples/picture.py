@@ -21,6 +21,7 @@ def draw(file, panels, title):
         axis.remove()
     for axis, panel in zip(axes.flat, panels, strict=False):
         draw_panel(axis, *panel)
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     legend = figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, title=title)
     for handle in legend.legend_handles:
