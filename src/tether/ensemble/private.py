@@ -89,7 +89,7 @@ class _Aware:
     """Replaces torch's default generator, where ``torch.manual_seed`` looks it up, while a stream is open.
 
     So a block that calls ``torch.manual_seed`` seeds its own stream, and other threads seed the global generator as
-    usual.
+    usual. Torch has no public hook for this: its function and dispatch modes do not see ``manual_seed``.
     """
 
     def __getattr__(self, name: str) -> Any:
