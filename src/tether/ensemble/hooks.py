@@ -1,4 +1,4 @@
-"""Hooks: does anybody want to see what passes through a module, a parameter or a step?
+"""Hooks: are any registered on a module, a parameter or a step?
 
 Batched products and compiled gradients call no hooks, so they are used only where there are none. Torch has no public
 way to ask for them. Its private names are used in this file and nowhere else.

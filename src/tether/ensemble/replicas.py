@@ -33,7 +33,7 @@ def build(factory: Factory, seed: int, i: int) -> nn.Module:
 
 
 def template(ens: Replicas) -> nn.Module:
-    """The plain module around the stacked tensors, which knows the forward pass of one network."""
+    """The plain module around the stacked tensors, with the forward pass of one network."""
     return ens._shell
 
 
@@ -74,7 +74,7 @@ class Replicas(nn.Module):
         vmap: False runs replica by replica instead of vmap, for modules that vmap refuses.
     """
 
-    _shell: nn.Module  # the plain module around the stacked tensors: it knows the forward pass
+    _shell: nn.Module  # the plain module around the stacked tensors, with the forward pass
 
     def __init__(self, factory: Factory, n: int, seed: int = 0, *, fast: bool = True, vmap: bool = True) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class Metric(ABC):
     """
 
     def __repr__(self) -> str:
-        """Its name and settings; checkpoints of other settings are told apart by it."""
+        """Name and settings. Two of equal text are the same."""
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({settings})"
 

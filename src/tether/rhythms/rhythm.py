@@ -29,7 +29,7 @@ class Rhythm:
     every = 1  # steps of the optimizer from one kick of the part to the next
 
     def __repr__(self) -> str:
-        """Its name and settings; checkpoints of other settings are told apart by it."""
+        """Name and settings. Two of equal text are the same."""
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({settings})"
 

@@ -57,7 +57,7 @@ class Surface(ABC):
     absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
 
     def __repr__(self) -> str:
-        """Its name and settings; checkpoints of other settings are told apart by it."""
+        """Name and settings. Two of equal text are the same."""
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({settings})"
 
