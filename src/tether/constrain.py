@@ -87,7 +87,8 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
         for entry in place(dict(zip(held.names, held.params, strict=True)), held.surface, 0, held.lanes)
     ]
     write(placed)
-    copyreg.pickle(type(optimizer), _reduced)
+    if type(optimizer) not in copyreg.dispatch_table:  # a class may have a way of its own
+        copyreg.pickle(type(optimizer), _reduced)
     return _hold(optimizer, chosen)
 
 
