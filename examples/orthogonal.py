@@ -1,85 +1,87 @@
-"""One line changed: deep networks on the four-turn spiral with orthogonal weights, after Figure 4.4 of the thesis.
+"""One line changed: a deep network with orthogonal weights, after Figure 4.4 of T. Vlaar's thesis (2022).
 
-    python examples/orthogonal.py                           five hidden layers, a table and out/orthogonal.png
-    python examples/orthogonal.py --layers 3 4 5 6 --soft   all of the figure
+    python examples/orthogonal.py              a table, and a picture in out/orthogonal.png: about a minute
+    python examples/orthogonal.py --layers 3   fewer hidden layers, where plain SGD is enough
 
-An MLP with hidden layers of 100 ReLU nodes sees 500 points, 25 at a time, with step size 0.1. The hidden weights are
-kept orthogonal by o-CoLA-od (τ = 0), the input and output layers are free; beside it plain SGD from torch's start, SGD
-from an orthogonal start, and SGD with the soft constraint. The paper: the constrained net wins beyond three hidden
-layers.
+Points of two classes lie on two spirals of four turns. Gradient descent finds them with three hidden layers of 100
+nodes and not with five. It finds them again if the weights between hidden layers stay orthogonal: an orthogonal
+matrix keeps the length of a signal, and of a gradient on its way back, through any number of layers.
 """
 
-from __future__ import annotations
-
 import argparse
-import math
 import statistics
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as loss
 
-from tether_studies.orthogonality import METHODS, SPIRAL, learn
-
-
-def picture(nets: dict[str, tuple[float, nn.Module, torch.Tensor, torch.Tensor]], hidden: int, file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(nets), figsize=(4 * len(nets), 4.4), layout="constrained")
-    line = torch.linspace(-2.3, 2.3, 300)
-    grid = torch.cartesian_prod(line, line)
-    for axis, (method, (accuracy, net, x, y)) in zip(axes, nets.items(), strict=True):
-        with torch.no_grad():
-            field = torch.sigmoid(net(grid)[:, 0]).view(300, 300).T
-        axis.imshow(field, origin="lower", extent=(-2.3, 2.3, -2.3, 2.3), cmap="RdBu_r", alpha=0.55, vmin=0, vmax=1)
-        axis.contour(line, line, field, levels=[0.5], colors="k", linewidths=0.8)
-        axis.scatter(x[:, 0], x[:, 1], s=3, c=["#1a5ea8" if label == 0 else "#c0392b" for label in y[:, 0]])
-        axis.set(title=f"{method}\n{accuracy:.1f} %", xticks=[], yticks=[])
-    figure.suptitle(f"{hidden} hidden layers of 100: the median run of each method")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+import tether
+from picture import draw
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--layers", type=int, nargs="*", default=[5], help="how many hidden layers")
-    parser.add_argument("--runs", type=int, default=3, help="of each method")
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--soft", action="store_true", help="the soft constraint too")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("out/orthogonal.png"))
+def network(hidden, orthogonal_start):
+    """A perceptron with `hidden` layers of 100 nodes. Its linear layers are called 0, 2, 4 and so on."""
+    layers = [nn.Linear(2, 100), nn.ReLU()]
+    for _ in range(hidden - 1):
+        linear = nn.Linear(100, 100)
+        if orthogonal_start:
+            nn.init.orthogonal_(linear.weight)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(100, 1))
+
+
+def optimizer(method, nets, hidden):
+    """The line that changes. o-CoLA-od is gradient descent with orthogonal weights."""
+    if method == "o-CoLA-od":
+        return tether.methods.orthogonal_cola_od(nets, lr=0.1, free=["0.*", f"{2 * hidden}.*"])
+    return tether.methods.sgd(nets, lr=0.1)
+
+
+METHODS = ("SGD", "SGD, orthogonal start", "o-CoLA-od")
+
+
+def points(runs, count, first_seed):
+    """Points and classes of their own for each run: tensors of shape (runs, count, 2) and (runs, count, 1)."""
+    sets = [tether.data.spiral(count, turns=4.0, seed=first_seed + 2 * i) for i in range(runs)]
+    return torch.stack([x for x, _ in sets]), torch.stack([y for _, y in sets]).unsqueeze(-1).float()
+
+
+def violation(nets, hidden):
+    """The largest entry of |QᵀQ − I| over the weights between hidden layers."""
+    weights = [nets.get_parameter(f"{2 * i}.weight") for i in range(1, hidden)]
+    return max(float((w.mT @ w - torch.eye(100)).detach().abs().max()) for w in weights)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Train a deep network on the four-turn spiral.")
+    parser.add_argument("--layers", type=int, default=5, help="hidden layers, 2 or more (5)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each method (3)")
+    parser.add_argument("--steps", type=int, default=20_000, help="steps of each run (20,000)")
+    parser.add_argument("--out", type=Path, default=Path("out/orthogonal.png"), help="the picture")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    began, sets = time.perf_counter(), SPIRAL.sets(options.runs, 0)
-    print(
-        f"{'hidden layers':<14} {'method':<24} {'test accuracy %':>16} {'worst':>7} {'violation':>10} {'s':>6}",
-        flush=True,
-    )
-    for hidden in options.layers:
-        medians = {}
-        for method in METHODS:
-            if "soft" in method and not options.soft:
-                continue
-            print(f"{method}: {options.runs} runs of {options.steps:,} steps ...", file=sys.stderr, flush=True)
-            start = time.perf_counter()
-            found, nets = learn(METHODS[method], hidden, sets, options.steps, 0)
-            accuracies, gap = found["accuracy"].tolist(), found["gap"]
-            error = statistics.stdev(accuracies) / math.sqrt(len(accuracies)) if len(accuracies) > 1 else math.nan
-            mean = f"{statistics.fmean(accuracies):.1f} ± {error:.1f}"
-            row = f"{hidden:<14} {method:<24} {mean:>16} {min(accuracies):>7.1f} {gap:>10.1e}"
-            print(f"{row} {time.perf_counter() - start:>6.0f}", flush=True)
-            middle = sorted(range(len(accuracies)), key=accuracies.__getitem__)[(len(accuracies) - 1) // 2]
-            medians[method] = (accuracies[middle], nets[middle], sets[2][middle], sets[3][middle])
-        picture(medians, hidden, options.out)
-    print(
-        f"Mean ± standard error; {options.runs} × {options.steps:,} steps. Boundaries of median runs: {options.out}. "
-        f"Took {time.perf_counter() - began:.0f} s."
-    )
+    hidden, runs = options.layers, options.runs
+    train_set, (x, y) = points(runs, 500, first_seed=0), points(runs, 1000, first_seed=1)
+
+    print(f"{hidden} hidden layers, {runs} runs of {options.steps:,} steps of each method")
+    row = "{:<24}{:>18}{:>9}{:>13}{:>9}"
+    print(row.format("method", "test accuracy %", "worst", "violation", "seconds"), flush=True)
+    panels = []
+    for method in METHODS:
+        began = time.perf_counter()
+        nets = tether.Replicas(partial(network, hidden, "start" in method), runs)  # all runs in one object
+        opt = optimizer(method, nets, hidden)
+        tether.train(nets, opt, train_set, loss, options.steps, batch=25, each=True)
+        with torch.no_grad():
+            right = (nets(x, each=True) > 0) == (y > 0.5)
+        accuracies = (100 * right.float().mean((1, 2))).tolist()
+        numbers = [f"{statistics.fmean(accuracies):.1f}", f"{min(accuracies):.1f}", f"{violation(nets, hidden):.1e}"]
+        print(row.format(method, *numbers, f"{time.perf_counter() - began:.1f}"), flush=True)
+        i = accuracies.index(statistics.median_low(accuracies))
+        panels.append((f"{method}   {accuracies[i]:.1f} %", nets[i], x[i], y[i, :, 0]))
+    draw(options.out, panels, f"{hidden} hidden layers of 100: test points and classifier of the median of {runs} runs")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tether.ensemble import products
-from tether.ensemble.replicas import Layer, Replicas, build, layers
+from tether.ensemble.replicas import Layer, Replicas, build, layers_of
 
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}  # of sums of some tens of numbers of order 1
 
@@ -395,7 +395,7 @@ def test_hooks_are_called_and_turn_the_products_off():
 
 def test_layers_are_the_stages_by_name():
     ens = Replicas(deep, 2)
-    assert layers(ens) == ens.layers
+    assert layers_of(ens) == ens.layers
     assert Replicas(deep, 2, fast=False).subset([0]).layers is None
     assert [(kind, weight, bias) for kind, _, weight, bias in ens.layers] == [
         ("flatten", None, None),
@@ -423,7 +423,7 @@ def test_a_net_may_use_the_names_of_ours():
             return self.seed(self.layers(x)) + self.load
 
     ens = Replicas(Clash, 2)
-    assert layers(ens) is None
+    assert layers_of(ens) is None
     assert isinstance(ens.layers, nn.Sequential)
     assert ens.get_parameter("layers.0.weight").shape == (2, 3, 2)
     assert isinstance(ens.get_submodule("seed"), nn.Linear)

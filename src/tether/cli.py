@@ -1,8 +1,8 @@
 """The command ``tether``: it finds its sub-commands by their entry points and turns errors into exit codes.
 
-A package adds a sub-command by an entry point of the group ``tether.commands``: a function that is given an
-`argparse` parser of its own, adds its arguments to it and returns what is to be done with them. The first line of its
-docstring is its help. The studies' ``list``, ``run`` and ``report`` are such commands; nothing here knows them.
+A package adds a sub-command by an entry point of the group ``tether.commands``: a function that takes an `argparse`
+parser, adds its arguments to it and returns the action. The first line of its docstring is its help. The studies'
+``list``, ``run`` and ``report`` are such commands; nothing here knows them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Action = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; returns the exit status."""
+    """Run the command line; returns the exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure") and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # not every terminal knows Greek
+            stream.reconfigure(errors="backslashreplace")  # not every terminal can show Greek
     points = {point.name: point for point in entry_points(group=GROUP)}
     if not points:
         asked = next((word for word in arguments if not word.startswith("-")), "")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.action(options)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read our output has left, as `head` does
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (KeyError, ValueError, OSError) as error:
@@ -77,7 +77,7 @@ def _parser(points: dict[str, EntryPoint]) -> argparse.ArgumentParser:
 
 
 def _absent(name: str, error: ImportError) -> Action:
-    """Say what to install, whatever else was asked."""
+    """The action of a command that cannot be loaded: it says what to install."""
 
     def action(options: argparse.Namespace) -> int:
         print(f"tether: `tether {name}` is not installed ({error}): {INSTALL}", file=sys.stderr)

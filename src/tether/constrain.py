@@ -1,14 +1,18 @@
-"""Constraints for any torch optimizer, and the soft counterparts that the papers compare with."""
+"""Constraints for any torch optimizer, and the soft counterparts that the papers compare with.
+
+A constrained optimizer keeps its class and its attributes: two of torch's step hooks project its parameters. Torch
+drops hooks when an optimizer is copied or pickled, so `copyreg` is told how to do that for the optimizer's class.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+import copyreg
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from tether.engine.blocks import Lanes
 from tether.engine.given import lanes_of, stacked
 from tether.engine.placed import Stack, place, stacks, write
 from tether.ensemble.replicas import Replicas
@@ -16,17 +20,54 @@ from tether.optimizer import Optimizer
 from tether.part import matches
 from tether.surfaces import Surface
 
-__all__ = ["constrain", "decay_groups", "orthogonal_penalty"]
+__all__ = ["constrain", "decay_groups", "is_constrained", "orthogonal_penalty"]
 
-# what torch's optimizers call the momentum they keep; second moments are no vectors and stay
+# The momenta of torch's optimizers, by their keys in the state. Second moments are not vectors and stay as they are.
 MOMENTA = ("momentum_buffer", "exp_avg")
+
+
+class Kept:
+    """Parameters of an optimizer that are kept on one surface."""
+
+    def __init__(self, surface: Surface, params: list[torch.Tensor], names: list[str]) -> None:
+        self.surface, self.params, self.names = surface, params, names
+        self.lanes = lanes_of(names[0], params[0], int(stacked(params[0])))
+        self.before: list[tuple[Stack, torch.Tensor]] = []
+
+    @torch.no_grad()
+    def remember(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Keep the points at which a step starts: projections follow the normals there."""
+        moving = [(p, name) for p, name in zip(self.params, self.names, strict=True) if p.grad is not None]
+        found = stacks([p for p, _ in moving], [name for _, name in moving], self.surface)
+        held = [Stack(mine, labels, self.surface, self.lanes) for mine, labels in found]
+        self.before = [(stack, stack.point(optimizer.state)) for stack in held]
+
+    @torch.no_grad()
+    def project(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Bring the parameters back onto Σ and the momenta into the tangent space there."""
+        for stack, start in self.before:
+            surface = stack.surface
+            q = surface.project(surface.embed(start, stack.gather(stack.params)), start)
+            stack.scattered(surface.lower(q, stack.shape), stack.params)()
+            for owner, share in zip(stack.owners(), stack.shares(q), strict=True):
+                if surface.slack:
+                    optimizer.state[owner]["point"] = share.clone()
+            for key in MOMENTA:
+                momenta = [optimizer.state[param].get(key) for param in stack.params]
+                if all(isinstance(m, torch.Tensor) for m in momenta):
+                    flat = surface.along(q, surface.lift(stack.gather(momenta)), stack.shape)
+                    stack.scattered(flat, momenta)()
+        self.before = []
+
+
+KEPT: WeakKeyDictionary[torch.optim.Optimizer, list[Kept]] = WeakKeyDictionary()
 
 
 def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface]) -> torch.optim.Optimizer:
     """Keep the parameters of any torch optimizer on surfaces, in place; returns the optimizer.
 
-    After each of its steps the parameters are projected back and its momentum into the tangent space there. Schedulers
-    and checkpoints go on working; slack variables are kept in the optimizer's state.
+    After each step the parameters are projected back onto their surface and the momenta into its tangent space.
+    Schedulers, checkpoints, deep copies and pickles work; slack variables are kept in the optimizer's state.
 
     >>> from tether.surfaces import Orthogonal
     >>> model = torch.nn.Linear(4, 4)
@@ -39,90 +80,81 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
     """
     if isinstance(optimizer, Optimizer):
         raise TypeError("a tether.Optimizer has surfaces of its own: give its parts on=, e.g. Part('weight', on=...)")
+    chosen = [Kept(*found) for found in _choose(optimizer, surfaces)]
+    placed = [
+        entry
+        for held in chosen
+        for entry in place(dict(zip(held.names, held.params, strict=True)), held.surface, 0, held.lanes)
+    ]
+    write(placed)
+    if type(optimizer) not in copyreg.dispatch_table:  # a class may have a way of its own
+        copyreg.pickle(type(optimizer), _reduced)
+    return _hold(optimizer, chosen)
+
+
+def is_constrained(optimizer: torch.optim.Optimizer) -> bool:
+    """Has the optimizer parameters that `constrain` keeps on a surface?"""
+    return optimizer in KEPT
+
+
+def _choose(
+    optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface]
+) -> list[tuple[Surface, list[torch.Tensor], list[str]]]:
+    """For each glob its surface, the parameters that it finds, and their names. Raises where they do not fit."""
     chosen: dict[str, tuple[Surface, list[torch.Tensor], list[str]]] = {}
     for where, surface in surfaces.items():
         if not isinstance(surface, Surface):
             raise TypeError(f"{where!r}: {surface!r} is no surface, e.g. tether.Orthogonal()")
         chosen[where] = (surface, [], [])
-    taken: set[int] = getattr(optimizer, "constrained", set())
+    taken = {id(param) for held in KEPT.get(optimizer, []) for param in held.params}
     for group in optimizer.param_groups:
         if "param_names" not in group:
             raise ValueError("parameters are found by name: build the optimizer from model.named_parameters()")
         for name, param in zip(group["param_names"], group["params"], strict=True):
-            for where, (surface, params, names) in chosen.items():
-                if matches(name, where):
-                    if id(param) in taken:
-                        raise ValueError(f"{name!r} is constrained already: give each weight one surface, in one call")
-                    surface.check(name, param.shape[int(stacked(param)) :])
-                    params.append(param)
-                    names.append(name)
-                    break
-    lanes: dict[str, Lanes] = {}
-    for where, (_, params, names) in chosen.items():
+            found = next((row for where, row in chosen.items() if matches(name, where)), None)
+            if found is None:
+                continue
+            if id(param) in taken:
+                raise ValueError(f"{name!r} is constrained already: give each weight one surface, in one call")
+            surface, params, names = found
+            surface.check(name, param.shape[int(stacked(param)) :])
+            params.append(param)
+            names.append(name)
+    for where, (_, params, _) in chosen.items():
         if not params:
             raise ValueError(f"{where!r} matches no parameter of the optimizer")
-        lanes[where] = lanes_of(names[0], params[0], int(stacked(params[0])))
+    return list(chosen.values())
 
-    placed = [
-        entry
-        for where, (surface, params, names) in chosen.items()
-        for entry in place(dict(zip(names, params, strict=True)), surface, 0, lanes[where])
-    ]
-    write(placed)
-    before: dict[str, list[tuple[Stack, torch.Tensor]]] = {}
 
-    @torch.no_grad()
-    def remember(opt: torch.optim.Optimizer, *_: Any) -> None:
-        """Where the step starts: projections go along the normals there."""
-        for where, (surface, params, names) in chosen.items():
-            moving = [(p, n) for p, n in zip(params, names, strict=True) if p.grad is not None]
-            found = stacks([p for p, _ in moving], [n for _, n in moving], surface)
-            held = [Stack(mine, labels, surface, lanes[where]) for mine, labels in found]
-            before[where] = [(stack, stack.point(opt.state)) for stack in held]
-
-    @torch.no_grad()
-    def project(opt: torch.optim.Optimizer, *_: Any) -> None:
-        """Back onto Σ, momentum along it."""
-        for stack, q in (entry for entries in before.values() for entry in entries):
-            surface = stack.surface
-            q = surface.project(surface.embed(q, stack.gather(stack.params)), q)
-            stack.scattered(surface.lower(q, stack.shape), stack.params)()
-            for owner, share in zip(stack.owners(), stack.shares(q), strict=True):
-                if surface.slack:
-                    opt.state[owner]["point"] = share.clone()
-            for key in MOMENTA:
-                held = [opt.state[param].get(key) for param in stack.params]
-                if all(isinstance(m, torch.Tensor) for m in held):
-                    flat = surface.along(q, surface.lift(stack.gather(held)), stack.shape)
-                    stack.scattered(flat, held)()
-        before.clear()
-
-    def again(memo: dict[int, Any]) -> torch.optim.Optimizer:
-        """A deep copy, constrained as well: torch's own would lose the hooks."""
-        twin = type(optimizer).__new__(type(optimizer))
-        memo[id(optimizer)] = twin
-        twin.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
-        return constrain(twin, surfaces)
-
-    def refuse(*_: Any) -> Any:
-        raise TypeError(
-            "a constrained optimizer cannot be pickled: save its state_dict() and call tether.constrain anew"
-        )
-
-    new = {id(param) for _, params, _ in chosen.values() for param in params}
-    optimizer.constrained = taken | new  # type: ignore[attr-defined]
-    optimizer.register_step_pre_hook(remember)
-    optimizer.register_step_post_hook(project)
-    optimizer.__deepcopy__ = again  # type: ignore[attr-defined]
-    optimizer.__reduce_ex__ = refuse  # type: ignore[method-assign]
+def _hold(optimizer: torch.optim.Optimizer, chosen: list[Kept]) -> torch.optim.Optimizer:
+    """Let the hooks of an optimizer keep these parameters on their surfaces."""
+    for held in chosen:
+        optimizer.register_step_pre_hook(held.remember)
+        optimizer.register_step_post_hook(held.project)
+    KEPT[optimizer] = [*KEPT.get(optimizer, []), *chosen]
     return optimizer
+
+
+def _reduced(optimizer: torch.optim.Optimizer) -> Any:
+    """How to copy or pickle an optimizer: as torch does, and with its constraints if it has any."""
+    usual = optimizer.__reduce_ex__(4)
+    if optimizer not in KEPT or isinstance(usual, str):
+        return usual
+    return _rebuilt, (*usual[:3], KEPT[optimizer])
+
+
+def _rebuilt(make: Callable[..., Any], given: tuple[Any, ...], state: Any, chosen: list[Kept]) -> Any:
+    """A copy of a constrained optimizer. It holds copies of the same parameters, which lie on their surfaces."""
+    optimizer = make(*given)
+    optimizer.__setstate__(state)
+    return _hold(optimizer, chosen)
 
 
 def orthogonal_penalty(model: torch.nn.Module, where: str = "*.weight") -> torch.Tensor:
     """Σ ‖QᵀQ − I‖² over the matching weight matrices, Q the tall one of W and Wᵀ: the soft counterpart of `Orthogonal`.
 
-    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05. With replicas it has
-    a value for each.
+    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05. With replicas the
+    result has one value for each.
     """
     replicas = isinstance(model, Replicas)
     terms: list[torch.Tensor] = []

@@ -1,7 +1,7 @@
-"""Words on Hamiltonian systems with several time scales (1.2.3).
+"""Words on Hamiltonian systems with several time scales (section 1.2.3 of the thesis).
 
 A nested word says which force acts how often. Letters outside the brackets run once in a step h, those inside k times
-in sub-steps of h/k; a letter that occurs m times at its level runs for 1/m of the sub-step each time. Kicks outside
+in sub-steps of h/k; a letter that occurs m times in its bracket runs for 1/m of the sub-step each time. Kicks outside
 take the slow force, kicks inside the fast one:
 
 =====================  ==============================================
@@ -29,7 +29,7 @@ from tether.letters import LETTERS
 from tether.noise import Normals
 from tether.words import WordError
 
-__all__ = ["Level", "parse", "trajectory"]
+__all__ = ["TimeScale", "parse", "trajectory"]
 
 Potential = Callable[..., torch.Tensor]
 Tensors = list[torch.Tensor]
@@ -37,30 +37,30 @@ ALPHABET = "ABO"
 
 
 @dataclass(frozen=True)
-class Level:
-    """The letters of one time scale, with their shares of its step; a `Level` among them runs `times` times."""
+class TimeScale:
+    """The letters of one time scale, with their fractions of its step; a faster one among them runs `times` times."""
 
-    beats: tuple[tuple[str, float] | Level, ...]
+    beats: tuple[tuple[str, float] | TimeScale, ...]
     times: int = 1
     depth: int = 0
 
     @property
-    def inner(self) -> Level | None:
+    def inner(self) -> TimeScale | None:
         """The next faster time scale."""
-        return next((beat for beat in self.beats if isinstance(beat, Level)), None)
+        return next((beat for beat in self.beats if isinstance(beat, TimeScale)), None)
 
     def __contains__(self, letter: str) -> bool:
-        return any(beat[0] == letter for beat in self.beats if not isinstance(beat, Level))
+        return any(beat[0] == letter for beat in self.beats if not isinstance(beat, TimeScale))
 
     def __str__(self) -> str:
         texts = [
-            f"{beat.times}×[{beat}]" if isinstance(beat, Level) else f"{beat[0]}({beat[1]:.4g} h{'′' * self.depth})"
+            f"{beat.times}×[{beat}]" if isinstance(beat, TimeScale) else f"{beat[0]}({beat[1]:.4g} h{'′' * self.depth})"
             for beat in self.beats
         ]
         return " ".join(texts)
 
 
-def parse(word: str) -> Level:
+def parse(word: str) -> TimeScale:
     """Read a nested word.
 
     >>> print(parse("B(BAB)5B"))
@@ -75,14 +75,14 @@ def parse(word: str) -> Level:
     return level
 
 
-def _level(word: str, at: int, depth: int) -> tuple[Level, int]:
-    """The level that starts at a place of the word, and where it ends."""
-    found: list[str | Level] = []
+def _level(word: str, at: int, depth: int) -> tuple[TimeScale, int]:
+    """The time scale that starts at a place of the word, and the place where it ends."""
+    found: list[str | TimeScale] = []
     while at < len(word) and word[at] != ")":
         if word[at] == "(":
-            if any(isinstance(one, Level) for one in found):
+            if any(isinstance(one, TimeScale) for one in found):
                 raise WordError(
-                    word, at, f"{word!r} has two brackets side by side: a time scale has one faster than it"
+                    word, at, f"{word!r} has two brackets side by side: a time scale can contain only one faster one"
                 )
             inner, close = _level(word, at + 1, depth + 1)
             end = close + 1
@@ -90,7 +90,7 @@ def _level(word: str, at: int, depth: int) -> tuple[Level, int]:
                 end += 1
             if close >= len(word) or end == close + 1 or int(word[close + 1 : end]) < 1:
                 raise WordError(word, at, f"a bracket of {word!r} needs its end and how often it runs, e.g. '(BAB)5'")
-            found.append(Level(inner.beats, int(word[close + 1 : end]), depth + 1))
+            found.append(TimeScale(inner.beats, int(word[close + 1 : end]), depth + 1))
             at = end
         elif word[at] in ALPHABET:
             found.append(word[at])
@@ -98,10 +98,10 @@ def _level(word: str, at: int, depth: int) -> tuple[Level, int]:
         else:
             raise WordError(word, at, f"nested words are made of A, B, O and brackets, not {word[at]!r}")
     count = Counter(one for one in found if isinstance(one, str))
-    return Level(tuple(one if isinstance(one, Level) else (one, 1 / count[one]) for one in found), 1, depth), at
+    return TimeScale(tuple(one if isinstance(one, TimeScale) else (one, 1 / count[one]) for one in found), 1, depth), at
 
 
-def _check(word: str, level: Level) -> None:
+def _check(word: str, level: TimeScale) -> None:
     levels = [level]
     while (inner := levels[-1].inner) is not None:
         levels.append(inner)
@@ -124,7 +124,7 @@ def trajectory(
     average: bool = False,
     seed: int = 0,
 ) -> Iterator[tuple[Any, Any]]:
-    """Positions and momenta after each step, for ever.
+    """An endless iterator of the positions and momenta after each step.
 
     >>> slow, fast = lambda q: q**2 / 2, lambda q: 9 * q**2 / 2
     >>> run = trajectory("B(BAB)5B", [slow, fast], torch.ones(1), torch.zeros(1), h=0.1)
@@ -135,17 +135,17 @@ def trajectory(
     Args:
         word: e.g. ``"B(BAB)5B"``, r-RESPA.
         potential: energies, the slowest first, one for each time scale, of the same q; or one energy of all the
-            variables ``(Q, …, q)``, each with a time scale of its own. Any shape: what it returns is summed.
-        q: positions, the slowest first where they are several. Elements that do not interact are systems of their own:
+            variables ``(Q, …, q)``, each with a time scale of its own. Its values are summed, whatever their shape.
+        q: positions; several variables with the slowest first. Elements that do not interact are independent systems:
             h, friction and temperature may then be tensors of the same shape.
         p: momenta.
         h: step size of the slowest time scale.
-        mass: of each variable.
+        mass: the mass of each variable.
         friction: γ of O, per unit time.
         temperature: τ of O.
         average: let a kick of slow variables take the mean force along the fast ones' motion, forward before it and
             backward after it (Av± in Algorithms 1.3 and 1.4).
-        seed: names the noise.
+        seed: the seed of the noise.
     """
     level = parse(word)
     system = _System(level, potential, q, p, mass, friction, temperature, average, seed)
@@ -157,7 +157,7 @@ class _System:
 
     def __init__(
         self,
-        level: Level,
+        level: TimeScale,
         potential: Any,
         q: Any,
         p: Any,
@@ -220,10 +220,10 @@ class _System:
                 )
             )
 
-    def _play(self, level: Level, h: Any) -> None:
+    def _play(self, level: TimeScale, h: Any) -> None:
         inside = False
         for beat in level.beats:
-            if isinstance(beat, Level):
+            if isinstance(beat, TimeScale):
                 for _ in range(beat.times):
                     self._play(beat, h / beat.times)
                 inside = True
@@ -234,26 +234,26 @@ class _System:
             else:
                 self._noise(level, beat[1] * h)
 
-    def _moved_by(self, level: Level, letter: str) -> list[int]:
-        """Which variables a letter of this level acts on: its own; a drift also takes slower ones along without one."""
+    def _moved_by(self, level: TimeScale, letter: str) -> list[int]:
+        """The variables that a letter acts on: that of its time scale; a drift also moves slower ones without drift."""
         if not self.by_variable:
             return [0]
         if letter != "A" or self.held:
             return [level.depth]
         return [*(i for i in range(level.depth) if "A" not in self.levels[i]), level.depth]
 
-    def _drift(self, level: Level, h: Any) -> None:
+    def _drift(self, level: TimeScale, h: Any) -> None:
         for i in self._moved_by(level, "A"):
             self.q[i] = LETTERS["A"](self.q[i], self.p[i] / self.mass[i], h)
         self.forces.clear()
 
-    def _kick(self, level: Level, h: Any, ahead: Any) -> None:
+    def _kick(self, level: TimeScale, h: Any, ahead: Any) -> None:
         averaged = self.average and level.inner is not None
         found = self._mean_force(level, ahead) if averaged else self._force(level)
         for i, g in zip(self._moved_by(level, "B"), found, strict=True):
             self.p[i] = LETTERS["B"](self.p[i], g, h)
 
-    def _noise(self, level: Level, h: Any) -> None:
+    def _noise(self, level: TimeScale, h: Any) -> None:
         for i in self._moved_by(level, "O"):
             x = self.q[i]
             normals = Normals([self.names[i]], [x.numel()], [0], x.numel(), x.dtype, x.device)
@@ -261,8 +261,8 @@ class _System:
             self.p[i] = LETTERS["O"](self.p[i], R, h, self.friction, self.temperature)
         self.draws += 1
 
-    def _force(self, level: Level) -> Tensors:
-        """∇U of the level's variables, kept until something moves: slow ones are computed once a step."""
+    def _force(self, level: TimeScale) -> Tensors:
+        """∇U of the time scale's variables, cached until something moves: slow forces are computed once per step."""
         if level.depth not in self.forces:
             wanted = self._moved_by(level, "B")
             given = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(self.q)]
@@ -271,8 +271,8 @@ class _System:
                 self.forces[level.depth] = list(torch.autograd.grad(energy(*given).sum(), [given[i] for i in wanted]))
         return self.forces[level.depth]
 
-    def _mean_force(self, level: Level, h: Any) -> Tensors:
-        """Av±: the slow force averaged, by the trapezoidal rule, over the fast motion from here with Q held fast."""
+    def _mean_force(self, level: TimeScale, h: Any) -> Tensors:
+        """Av±: the slow force averaged by the trapezoidal rule over the fast motion from here, with Q fixed."""
         inner = level.inner
         assert inner is not None
         q, p, draws, self.held = list(self.q), list(self.p), self.draws, True

@@ -1,4 +1,4 @@
-"""The layers of a model as rows of the table: one for each, for its output, for the weights of all."""
+"""Parts made from the layers of a model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Radius = float | torch.Tensor | Sequence[float]
 def constrained(
     model: torch.nn.Module, surface: Callable[..., Surface], radius: Radius | None, free: Sequence[str], **fields: Any
 ) -> list[Part]:
-    """A part for the weights, or one for each where there are several radii, and one for the rest."""
+    """A part for all weights, or one for each if there are several radii, and a part for the other parameters."""
     if isinstance(free, str):
         raise TypeError(f"free={free!r} must be a list of globs, e.g. free=[{free!r}]")
-    replicas = isinstance(model, Replicas)  # their first axis is no dimension of a weight
+    replicas = isinstance(model, Replicas)  # the first axis of replicas is no dimension of a weight
     named = [(name, param.dim() - replicas if param.numel() else 0) for name, param in model.named_parameters()]
     for where in free:
         if not any(matches(name, where) for name, _ in named):
             raise ValueError(f"free={where!r} matches no parameter")
     weights = [name for name, dim in named if dim > 1 and not any(matches(name, where) for where in free)]
     if not weights:
-        raise ValueError("no weights to constrain: no parameter with two dimensions or more is not free")
+        raise ValueError("no weights to constrain: no parameter with two or more dimensions is left by free=")
     literal = [glob.escape(name) for name in weights]
     if isinstance(radius, Sequence):
         if len(radius) != len(weights):
@@ -49,12 +49,12 @@ def layers(model: torch.nn.Module) -> list[str]:
 
 
 def glob_of(layer: str) -> str:
-    """The glob of a layer's parameters; characters that mean something in a glob are meant literally."""
+    """The glob of a layer's parameters. Special characters in its name are escaped."""
     return f"{glob.escape(layer)}.*" if layer else "*"
 
 
 def narrow_first(parts: list[Part]) -> list[Part]:
-    """A layer inside a layer must come before it, since the first match wins; else the order stays."""
+    """The parts with a layer inside another one moved before it, since the first match wins."""
     order = {part.where: i for i, part in enumerate(parts)}
     inside = {part.where: [q for q in order if q != part.where and matches(q, part.where)] for part in parts}
     return sorted(parts, key=lambda part: max([order[part.where], *(order[q] + 0.5 for q in inside[part.where])]))
@@ -72,7 +72,7 @@ def output_layer(model: torch.nn.Module) -> str:
 
 
 def per_layer(name: str, value: Any, names: list[str]) -> list[float]:
-    """A value for each layer, from as many or from one."""
+    """One value for each layer, given as a list or as one value for all."""
     one = isinstance(value, str) or not isinstance(value, Sequence | torch.Tensor | np.ndarray) or np.ndim(value) == 0
     given = [value] * len(names) if one else list(value)
     values = [number("langevin_in_layers", name, x, allow_infinite=name == "friction") for x in given]
@@ -82,7 +82,7 @@ def per_layer(name: str, value: Any, names: list[str]) -> list[float]:
 
 
 def thermostats(model: torch.nn.Module, per: str, taken: Part | None = None, **fields: Any) -> list[Part]:
-    """One part, and so one thermostat, for each tensor, layer or the whole model; `taken` parameters apart."""
+    """One part, and so one thermostat, for each tensor, layer or the whole model, without the parameters of `taken`."""
     names = [name for name, _ in model.named_parameters() if not (taken and matches(name, taken.where))]
     wheres = {
         "tensor": [glob.escape(name) for name in names],

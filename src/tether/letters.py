@@ -43,7 +43,7 @@ SYMBOLS = VECTORS + SCALARS
 
 @dataclass(frozen=True)
 class Letter:
-    """A named map with what it needs and what it changes."""
+    """A letter: its map, the symbols that it needs and those that it changes."""
 
     name: str
     map: Callable[..., Any]
@@ -60,7 +60,7 @@ class Letter:
 
     @property
     def moves(self) -> bool:
-        """Does it change the parameters, so that a gradient taken before is stale after it?"""
+        """Does it change the parameters? A gradient computed before is then stale."""
         return "θ" in self.changes
 
     @property
@@ -78,9 +78,9 @@ LETTERS: dict[str, Letter] = {}
 def letter(*changes: str, flow: bool = True, limit: str = "") -> Callable[[Callable[..., Any]], Letter]:
     """Register a function as a letter that changes the given symbols.
 
-    ``flow=True`` promises that two applications in a row equal one of the summed duration (in law),
-    as for every exact solution; then neighbours are merged. `limit` names the word whose limit of infinite friction a
-    letter is: on a surface it is run as that word.
+    ``flow=True`` says that two applications in a row equal one of the summed duration (in law), as for every exact
+    solution; neighbours are then merged. `limit` is a word whose limit of infinite friction is this letter. On a
+    surface that word is run instead.
     """
 
     def register(function: Callable[..., Any]) -> Letter:
@@ -172,7 +172,7 @@ def O(p, R, h, γ, τ):
 def C(p, ξ, h):
     """Thermostat friction (2.59): p ← e^{−hξ} p.
 
-    ξ may be negative: then it drives. No further ε, unlike (3.31) as printed.
+    ξ may be negative and then accelerates. There is no further factor ε, unlike in (3.31) as printed.
     """
     return exp(-h * ξ) * p
 
@@ -187,8 +187,8 @@ def D(p, R, h, σ):
 def E(ξ, p2, N, h, ε, τ):
     """Thermostat (2.59): ξ ← ξ + h ε (pᵀp − N τ).
 
-    At rest when the kinetic temperature pᵀp/N is τ. With C it oscillates about that with ω² = 2εNτ; the step must have
-    2h²εNτ ≤ 1 (`tether.thermostat`), so that a wide layer needs a smaller ε, or ``normalised=True``.
+    ξ is constant when the kinetic temperature pᵀp/N is τ. With C it oscillates around that with ω² = 2εNτ. The step
+    must satisfy 2h²εNτ ≤ 1, so a wide layer needs a smaller ε, or ``normalised=True``.
     """
     return ξ + h * ε * (p2 - N * τ)
 
@@ -218,7 +218,7 @@ def X(θ, g, R, h, τ):
 def L(θ, p, g, R, h, τ):
     """BAOAB-limit (2.56): θ ← θ − h g + √(2τh) (R + p)/2, p ← R.
 
-    p holds the normals of the step before, so neighbouring steps share their noise.
+    p holds the normals of the previous step, so consecutive steps share noise.
     """
     return θ - h * g + sqrt(2 * τ * h) / 2 * (R + p), R
 
@@ -237,7 +237,7 @@ def M(p, g, γ):
 
 @letter("θ")
 def S(θ, p, h):
-    """Step along it (5.1): θ ← θ − h p."""
+    """Step along the momentum (5.1): θ ← θ − h p."""
     return θ - h * p
 
 

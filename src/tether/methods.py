@@ -1,9 +1,9 @@
-"""The published methods as rows of the table, each with its source.
+"""The published methods as tables of parts, each with its source.
 
-Every function takes a module and the published parameters and returns an `Optimizer`; further keywords
-(``seed``, ``weight_decay``, ``on_nonfinite``, …) go to it. The defaults are the documents' rules of thumb.
-A layer is a module with parameters of its own (weights and biases together, 3.24); the output layer is the
-last one unless ``output`` names it by a glob such as ``"head.*"``.
+Every function takes a module and the published parameters and returns an `Optimizer`; further keywords (``seed``,
+``weight_decay``, ``on_nonfinite``, …) go to it. The defaults are the values that the publications recommend. A layer is
+a module with parameters of its own (weights and biases together, 3.24). The output layer is the last one, unless
+``output`` names another by a glob such as ``"head.*"``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tether.metrics.path import Path
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.rhythms.multirate import one_clock, set_clocks
-from tether.rhythms.rhythm import whole
+from tether.rhythms.rhythm import whole_steps
 from tether.surfaces import Circle, Orthogonal, Sphere
 
 __all__ = [
@@ -67,7 +67,7 @@ Method = TypeVar("Method", bound=Callable[..., Optimizer])
 
 
 def cites(source: str, parameters: bool = False) -> Callable[[Method], Method]:
-    """Note the source of a method under its name, and on what it returns; say whether bare parameters will do."""
+    """Record the source of a method. Without ``parameters=True`` the method accepts modules only."""
 
     def note(method: Method) -> Method:
         name = method.__name__
@@ -158,7 +158,7 @@ def langevin_in_layers(
 ) -> Optimizer:
     """Langevin dynamics with a friction and a temperature for each layer (3.25).
 
-    A sequence has one value per layer, input to output; a number serves all.
+    A sequence has one value per layer, from input to output. A number is used for all layers.
     """
     names = layers(model)
     frictions = per_layer("friction", friction, names)
@@ -231,12 +231,12 @@ def adaptive_langevin(
 ) -> Optimizer:
     """Adaptive Langevin dynamics (3.21): the friction ξ adapts until the kinetic temperature is τ.
 
-    One thermostat ``per`` "layer", "tensor" or "model". It absorbs gradient noise of unknown strength.
+    One thermostat ``per`` "layer", "tensor" or "model". It compensates gradient noise of unknown strength.
 
     `coupling` is the published ε, which multiplies a sum over all N weights of the thermostat. A step with 2h²εNτ > 1
     is refused: use a smaller `coupling` for wide layers, or ``normalised=True``, which divides it by N. The published
-    form is the default at every width, so that a call means one method; note that ``normalised=True`` wants a much
-    larger `coupling`, of the order of 1/τ.
+    form is the default for every width. With ``normalised=True`` the right `coupling` is much larger, of the order of
+    1/τ.
     """
     parts = thermostats(model, per, word=word, temperature=temperature, coupling=coupling, noise=noise)
     return Optimizer(model, parts, lr=lr, **options)
@@ -257,8 +257,8 @@ def adlala(
 ) -> Optimizer:
     """AdLaLa (3.31): adaptive Langevin inside, Langevin with `friction` on the output layer.
 
-    As in the authors' program weights and biases have a thermostat each; ``per="layer"`` lets them share one. For wide
-    layers see `adaptive_langevin` on `coupling` and ``normalised=True``.
+    Weights and biases have separate thermostats, as in the authors' program; with ``per="layer"`` they share one. For
+    wide layers see `adaptive_langevin` on `coupling` and ``normalised=True``.
     """
     τ2 = temperature if output_temperature is None else output_temperature
     last = Part(output or output_layer(model), word="BAOAB", friction=friction, temperature=τ2)
@@ -384,7 +384,7 @@ def multirate_sgd(
     taking it at once (5.2). `batchnorm` and `slow_eval`: see `tether.rhythms.multirate.set_clocks`. Tied weights
     move once; `fast` must match all of their names or none.
     """
-    k = whole("", "k", k)
+    k = whole_steps("", "k", k)
     one_clock(model, fast)
     friction = _friction(momentum)
     decay = weight_decay if slow_weight_decay is None else slow_weight_decay
@@ -404,9 +404,9 @@ def composite_sgd(
 ) -> Optimizer:
     """Two copies of the network on two time scales, merged every k steps (5.9.3): `lr` is the slow step, h/k the fast.
 
-    The slow copy needs no pass of its own: both start a cycle at the same point, from the same gradient.
+    The slow copy costs no extra gradient: both copies start a cycle at the same point with the same gradient.
     """
-    k = whole("", "k", k)
+    k = whole_steps("", "k", k)
     return Optimizer(model, lr=lr / k, merge=k, **_descent(momentum), **options)
 
 
@@ -421,8 +421,8 @@ def random_subset(
 ) -> Optimizer:
     """SGD with random subsets of the weights asleep for k steps (5.5.1).
 
-    `probabilities` are by glob on parameter names; without them 0.8 for the first weight matrix and 0.5 for the others,
-    as in Figure 5.7.
+    `probabilities` maps globs on parameter names to shares. The default is 0.8 for the first weight matrix and 0.5 for
+    the others, as in Figure 5.7.
     """
     named = list(model.named_parameters())
     dims = 1 + isinstance(model, Replicas)
@@ -435,7 +435,7 @@ def random_subset(
     return Optimizer(model, parts, lr=lr, **_descent(momentum), **options)
 
 
-@cites(PATHS, parameters=True)  # its metric says what it needs
+@cites(PATHS, parameters=True)  # its metric checks the model
 def path_sgd(
     model: torch.nn.Module,
     lr: float = 0.1,
@@ -446,11 +446,11 @@ def path_sgd(
 ) -> Optimizer:
     """Path-SGD: w_e ← w_e − h/γ_p(w, e) ∂L/∂w_e, steepest descent in the geometry of a ReLU network's paths.
 
-    Networks that compute the same function by rescaled weights go on computing the same. With momentum the word is MS,
-    at a temperature X.
+    Two networks that differ by a rescaling and compute the same function still do so after a step. With momentum the
+    word is MS; with a temperature it is X.
     """
     if momentum and temperature:
-        raise ValueError("momentum and temperature: use Optimizer(model, word='BAOAB', metric=tether.Path(), ...)")
+        raise ValueError("momentum with temperature: use Optimizer(model, word='BAOAB', metric=tether.Path(), ...)")
     return Optimizer(model, lr=lr, metric=Path(p), temperature=temperature, **_descent(momentum), **options)
 
 

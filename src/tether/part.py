@@ -1,4 +1,4 @@
-"""Part: one row of the table, and how rows find their parameters."""
+"""Part: one row of the table. Rows find their parameters by globs on names."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ class Part:
         noise: σ_A, the strength of the applied noise of the letters D and F.
         weight_decay: ω; the gradient becomes g + ωθ.
         thermostat: the value at which the thermostat ξ starts.
-        normalised: divide ε by the number of parameters, so that one ε, of the order of 1/τ, suits every layer.
-        every: how many steps of the optimizer are one of this part; in between no gradient of it is computed.
+        normalised: divide ε by the number of parameters, so that one ε, of the order of 1/τ, fits every layer.
+        every: the part makes one step for so many steps of the optimizer; between them its gradient is not computed.
         rhythm: what the part does over several steps, e.g. ``tether.Every(5)``; the fields below are its short forms.
-        metric: how distance is measured, e.g. ``tether.Path()`` (Path-SGD); None is as the parameters are.
-        drift: spread the drift of a word that ends in one (OBA, MS) over those steps; else all of it comes at once.
-        asleep: share of the weights, chosen anew each time, that is 0 for `nap` steps and then moves once with h·nap.
-        nap: for how many steps.
-        merge: after so many steps, become the mean with a slow copy that has made one step of their summed length.
+        metric: how distance is measured, e.g. ``tether.Path()`` (Path-SGD); None is the Euclidean distance.
+        drift: spread the drift of a word that ends in one (OBA, MS) over those steps; False makes it in one step.
+        asleep: share of the weights, chosen at random in each cycle, that is 0 for `nap` steps and then moves once by
+            h·nap.
+        nap: the number of steps that they sleep.
+        merge: after so many steps, take the mean with a slow copy that has made one step of the same total length.
     """
 
     where: str = "*"
@@ -88,7 +89,7 @@ class Part:
     merge: int | None = None
 
     def __new__(cls, *_: Any, **given: Any) -> Part:
-        """Refuse unknown fields by name, with the nearest known one."""
+        """Refuse unknown fields, and suggest the nearest known one."""
         known_fields(given, "Part")
         return super().__new__(cls)
 
@@ -104,7 +105,7 @@ FIELDS = tuple(field.name for field in fields(Part))
 
 
 def check(row: Mapping[str, Any]) -> None:
-    """Raise unless every value of a row is one that the letters are defined for, and its choices go together."""
+    """Raise unless every value of a row is valid and its choices can be combined."""
     if not isinstance(row["where"], str):
         raise TypeError(f"where={row['where']!r} must be a glob on parameter names, e.g. where='0.*'")
     where = f"part {row['where']!r}"
@@ -126,7 +127,7 @@ def check(row: Mapping[str, Any]) -> None:
 
 
 def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The row with numbers that a checkpoint can hold, and tensors that no other row shares."""
+    """The row with values that a checkpoint can hold, and with tensors that no other row shares."""
     own = dict(row)
     for name in (*NUMERIC, "thermostat"):
         value = own[name]
@@ -146,14 +147,14 @@ def number(
     allow_negative: bool = False,
     replicas: int | None = 0,
 ) -> Any:
-    """The value as a float, or a tensor with one for each replica; else an error that names it, the rule and a fix.
+    """The value as a float, or as a tensor with one entry for each replica. Raises if it is not in range.
 
-    `replicas` is how many there are; None where that is not known yet.
+    `replicas` is their number; None if that is not known yet.
     """
     rule = "a finite number" if allow_negative else ("0 or more (inf included)" if allow_infinite else "finite and ≥ 0")
     vector = isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) > 0 and not value.is_complex()
     if vector and (replicas is None or len(value) == replicas):
-        bounds = [float(value.min()), float(value.max())]  # nan, if there is one, is both
+        bounds = [float(value.min()), float(value.max())]  # if there is a nan, both are nan
         for x in bounds:
             number(where, f"an entry of {name}", x, allow_infinite=allow_infinite, allow_negative=allow_negative)
         return value
@@ -186,8 +187,8 @@ def matches(name: str, where: str) -> bool:
 def match(named: Named, parts: Sequence[Part]) -> list[Named]:
     """Give each parameter to the first part whose glob matches its name.
 
-    Frozen parameters that no part asks for are left out; any other unmatched parameter is an error, and so
-    is a part that gets nothing.
+    Frozen parameters that no part matches are left out. Any other unmatched parameter is an error, and so is a part
+    without parameters.
     """
     taken: list[Named] = [[] for _ in parts]
     for name, parameter in named:

@@ -17,8 +17,8 @@ __all__ = ["Schedule"]
 class Schedule:
     """Multiply a field of the matching parts by ``factor(t)`` after t calls of `step`.
 
-    Like torch's LambdaLR: the factor acts on the value the field had at the start, it is applied once on
-    construction (t = 0), and `state_dict` holds plain numbers, the factor itself being code.
+    As in torch's LambdaLR the factor multiplies the value that the field had at the start, and it is applied once on
+    construction (t = 0). `state_dict` holds plain numbers; the factor is code and is not saved.
 
     >>> from tether import Optimizer
     >>> opt = Optimizer([torch.nn.Parameter(torch.zeros(3))], lr=0.1, word="BAOAB", temperature=1e-3)
@@ -44,7 +44,7 @@ class Schedule:
 
     @property
     def last_values(self) -> list[Any]:
-        """The field's value in each scheduled part now; a list where every replica has its own."""
+        """The current value of the field in each scheduled part; a list if every replica has its own."""
         return [_plain(self.optimizer.param_groups[i][self.field]) for i in self.parts]
 
     def step(self) -> None:
@@ -53,7 +53,7 @@ class Schedule:
         self.t += 1
 
     def _apply(self, t: int, start: list[Any]) -> None:
-        """Set the field to its value at t; where that is no good value, raise and set nothing."""
+        """Set the field to its value at t. If that is not valid, raise and set nothing."""
         where = f"Schedule at t={t}"
         factor = self.factor(t)
         if not isinstance(factor, Real | torch.Tensor):
@@ -71,11 +71,11 @@ class Schedule:
                 group[self.field] = value[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: how far it has come and where it started."""
+        """The time and the start values, as plain numbers."""
         return {"t": self.t, "field": self.field, "parts": list(self.parts), "start": list(self.start)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state; the field is set to its value there."""
+        """Continue from a saved state; the field is set to its value there."""
         if state["field"] != self.field or state["parts"] != self.parts:
             raise ValueError(
                 f"this schedule sets {self.field!r} of parts {self.parts}, the saved one {state['field']!r} of parts "

@@ -1,10 +1,9 @@
 """Words: which letters, in which order, for how long, and where the gradient is taken.
 
-A letter that occurs m times in a word runs for h/m each time. torch hands over one gradient per step, at
-the current θ, so a word is rotated cyclically to start at its kick: ``BAOAB`` becomes ``B A O A``, where
-the kick joins the second half of the step before to the first half of this one. Its duration is then
-½h′ + ½h with h′ the step size of the step before; h′ = 0 at the very first step makes that a half kick,
-and a changing learning rate is treated exactly.
+A letter that occurs m times in a word runs for h/m each time. A step of torch has one gradient, at the current θ, so a
+word is rotated cyclically to start at its kick: ``BAOAB`` becomes ``B A O A``. The kick then joins the second half kick
+of the previous step and the first half kick of this one. Its duration is ½h′ + ½h with h′ the previous step size. At
+the first step h′ = 0 gives a half kick. So a changing learning rate is treated exactly.
 
 A word whose kicks fall on more than one position is run as written, in stages, one gradient each;
 it needs ``step(closure)``.
@@ -23,7 +22,7 @@ __all__ = ["Beat", "Word", "WordError", "parse"]
 
 
 class WordError(ValueError):
-    """A word that cannot be run; the message shows it with a caret under the fault."""
+    """A word that cannot be run; the message shows it with a caret under the error."""
 
     def __init__(self, word: str, at: int, problem: str) -> None:
         super().__init__(f"{problem}\n    {word!r}\n    {' ' * (at + 1)}^")
@@ -32,7 +31,7 @@ class WordError(ValueError):
 
 @dataclass(frozen=True)
 class Beat:
-    """A letter and its duration ``before·h′ + now·h``, h′ being the step size of the step before."""
+    """A letter and its duration ``before·h′ + now·h``, with h′ the previous step size."""
 
     letter: str
     before: float
@@ -45,7 +44,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class Word:
-    """A parsed word: `program` runs on one gradient, `stages` on one gradient each."""
+    """A parsed word. `program` needs one gradient; `stages` need one gradient each."""
 
     text: str
     program: tuple[Beat, ...]
@@ -63,10 +62,10 @@ class Word:
         return any(LETTERS[name].kicks and not LETTERS[name].moves for name in self.text)
 
     def on_clock(self, every: int, due: bool, drift: bool) -> tuple[Beat, ...]:
-        """What a part that moves every so many steps does in one of them.
+        """The beats of one step for a part that moves every so many steps.
 
         A word that ends in a drift along momenta, such as OBA or MS, may spread it over all steps between two kicks
-        (Algorithm 5.1); else all of it is done when it is due (5.2).
+        (Algorithm 5.1). Otherwise the whole word is run when the part is due (5.2).
         """
         return _on_clock(self, every, due, drift)
 
@@ -109,7 +108,7 @@ def _parse(word: str) -> Word:
         raise WordError(
             word, at, f"{word[at]} compares two gradients, but this word takes one: put a step before it, as in 'XH'"
         )
-    # Letters from `start` on finish the step before, but only if this one has a kick of its own without them.
+    # Letters from `start` on finish the previous step, but only if this step has another kick.
     finishes = any(LETTERS[name].kicks for name in word[:start])
     last = [Beat(word[i], *((duration[i], 0.0) if finishes else (0.0, duration[i]))) for i in range(start, len(word))]
     this = [Beat(word[i], 0.0, duration[i]) for i in range(start)]

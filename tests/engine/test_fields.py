@@ -113,7 +113,7 @@ def test_a_metric_may_be_added_later():
 
 
 def test_a_rhythm_says_by_name_what_it_does_not_go_with():
-    with pytest.raises(ValueError, match=r"asleep=0.5 puts weights to 0, which Circle\(1.0\) does not allow"):
+    with pytest.raises(ValueError, match=r"asleep=0.5 sets weights to 0, which Circle\(1.0\) does not allow"):
         Optimizer(net(), lr=0.1, asleep=0.5, on=Circle(1.0))
     with pytest.raises(ValueError, match=r"'BAOAB' ends a step with the next one's gradient, and Merge\(3\)"):
         Optimizer(net(), lr=0.1, merge=3, word="BAOAB")

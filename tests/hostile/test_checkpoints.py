@@ -464,7 +464,7 @@ def test_the_files_of_others_are_refused(tmp_path):
     torch.save(model.state_dict(), path)
     with pytest.raises(ValueError, match=r"run\.pt is cut short, or no checkpoint of tether\.train"):
         tether.train(model, langevin(model), (X, Y), F.mse_loss, 10, checkpoint=path)
-    resume.write(path, {"something": 1})
+    resume.write_run(path, {"something": 1})
     with pytest.raises(ValueError, match=r"run\.pt is no checkpoint of a run"):
         tether.train(model, langevin(model), (X, Y), F.mse_loss, 10, checkpoint=path)
 

@@ -318,7 +318,7 @@ ODD = {
     "lone batches": (DataLoader(X, 8), TypeError, r"a batch is a tensor of shape \(8, 1\)"),
     "triples": ([(X, LINE, X)] * 3, TypeError, "a batch is a tuple of 3"),
     "a data set": (TensorDataset(X, LINE), TypeError, r"holds points and no batches: pass DataLoader\(data"),
-    "a number": (3, TypeError, "data=3 cannot be gone through"),
+    "a number": (3, TypeError, "data=3 is not iterable"),
 }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import tether
 from tether import Replicas, noise
-from tether.ensemble.private import stream
+from tether.ensemble.private import private_stream
 from tether.ensemble.stacking import build_one
 
 F = nn.functional
@@ -123,7 +123,7 @@ FACTORIES = {
 def test_a_stream_has_the_numbers_of_the_seed(name):
     want = seeded(FACTORIES[name], 12345).state_dict()
     before = torch.get_rng_state()
-    with stream(12345):
+    with private_stream(12345):
         got = FACTORIES[name]().state_dict()
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(got[key], want[key]) for key in want)
@@ -142,7 +142,7 @@ def test_an_operation_without_a_generator_is_lent_the_state():
         return torch.cat((x, torch.ops.aten.native_dropout(torch.ones(20), 0.5, True)[0], torch.randn(3)))
 
     before = torch.get_rng_state()
-    with stream(5):
+    with private_stream(5):
         got = factory()
     assert torch.equal(got, seeded(factory, 5))
     assert torch.equal(torch.get_rng_state(), before)
@@ -170,15 +170,15 @@ def test_a_factory_that_forks_goes_on_with_its_own_stream():
             b = torch.randn(2)
         return torch.cat((a, b, torch.randn(2)))
 
-    with stream(11):
+    with private_stream(11):
         got = factory()
     assert torch.equal(got, seeded(factory, 11))
 
 
 def test_streams_nest():
-    with stream(1):
+    with private_stream(1):
         a = torch.randn(2)
-        with stream(2):
+        with private_stream(2):
             b = torch.randn(2)
         c = torch.randn(2)
     assert torch.equal(torch.cat((a, c)), torch.randn(4, generator=torch.Generator().manual_seed(1)))

@@ -243,7 +243,7 @@ def test_a_constant_predictor_has_no_boundary_and_says_so():
         (lambda: measure.boundary_curvature(circle(1), SQUARE, smoothing=-1.0), "smoothing=-1.0 must be 0 or at least"),
         (
             lambda: measure.boundary_curvature(lambda p: circle(1)(p.detach()), SQUARE, smoothing=0, grid=50),
-            "by autograd, which f breaks",
+            "by autograd, but f is not differentiable",
         ),
         (lambda: measure.prediction_gradient(circle(1)), "either extent"),
         (lambda: measure.prediction_gradient(circle(1), (1, 2, 1, 2)), "do not cross"),

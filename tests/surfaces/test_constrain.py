@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import pickle
 
 import pytest
 import torch
@@ -166,6 +167,62 @@ def test_the_first_glob_that_matches_wins():
     tether.constrain(opt, {"0.weight": Sphere(0.5, slack=False), "*.weight": Orthogonal()})
     torch.testing.assert_close(net[0].weight.norm(dim=1), torch.full((5,), 0.5))
     torch.testing.assert_close(net[1].weight @ net[1].weight.T, torch.eye(2), rtol=0, atol=1e-6)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda pair: pickle.loads(pickle.dumps(pair))}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", ["circle", "sphere", "orthogonal"])
+def test_copies_and_pickles_stay_constrained(way, name):
+    net, opt = build("AdamW", name)
+    for i in range(5):
+        step(net, opt, i)
+    twin, other = COPIES[way]((net, opt))
+    for i in range(5, 10):
+        step(net, opt, i)
+    assert not torch.equal(twin[0].weight, net[0].weight)
+    for i in range(5, 10):
+        step(twin, other, i)
+    assert all(torch.equal(x, y) for x, y in zip(net.parameters(), twin.parameters(), strict=True))
+    again, third = COPIES[way]((twin, other))  # a copy of a copy
+    step(again, third, 10)
+    assert off(again, third, name)[0] <= 1e-6
+
+
+def test_a_copy_constrains_what_the_original_does():
+    first = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    theirs = torch.optim.SGD(first["a"].named_parameters(prefix="a"), lr=0.1)
+    tether.constrain(theirs, {"*.weight": Orthogonal()})
+    theirs.add_param_group({"params": list(first["b"].named_parameters(prefix="b"))})
+    for net, opt in ((first, theirs), copy.deepcopy((first, theirs))):
+        for param in net.parameters():
+            param.grad = torch.ones_like(param)
+        before = net["b"].weight.detach().clone()
+        opt.step()
+        assert tether.orthogonal_penalty(net, "a.*").item() < 1e-10
+        torch.testing.assert_close(net["b"].weight.detach(), before - 0.1)
+
+
+def test_nothing_of_the_optimizer_is_replaced():
+    net = nn.Linear(3, 3)
+    opt = torch.optim.SGD(net.named_parameters(), lr=0.1)
+    before = dict(vars(opt))
+    tether.constrain(opt, {"weight": Orthogonal()})
+    assert type(opt) is torch.optim.SGD
+    assert vars(opt).keys() == before.keys()
+    assert all(vars(opt)[name] is value for name, value in before.items())
+
+
+def test_free_optimizers_of_the_same_class_are_copied_as_usual():
+    build("SGD", "orthogonal")
+    net = nn.Linear(3, 3)
+    opt = torch.optim.SGD(net.named_parameters(), lr=0.1)
+    for way in COPIES.values():
+        twin, other = way((net, opt))
+        twin.weight.grad = torch.ones(3, 3)
+        other.step()
+        torch.testing.assert_close(twin.weight.detach(), net.weight.detach() - 0.1)
 
 
 # Soft counterparts

@@ -1,4 +1,4 @@
-"""Files of data sets: found, unpacked and decoded, or an error that names the file and what to do."""
+"""Files of data sets: find, unpack and decode them. Errors name the file and what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNPACK = {".gz": gzip.decompress, ".xz": lzma.decompress}
 
 
 def folder(name: str, root: str | Path | None = None) -> Path:
-    """Where a data set lies, or an error that says how to say so."""
+    """The folder of a data set. Raises if it is not known or does not exist."""
     base = root if root is not None else os.environ.get("TETHER_DATA")
     if base is None:
         raise FileNotFoundError(f"where is {name!r}? Set TETHER_DATA to the folder that holds it, or pass root=...")
@@ -25,7 +25,7 @@ def folder(name: str, root: str | Path | None = None) -> Path:
 
 
 def present(path: Path, source: str = "") -> Path:
-    """This file or the same packed as ``.gz``; an error with its source if neither is there."""
+    """The path of this file, or of the same file packed as ``.gz``. Raises if neither exists."""
     for file in (path.with_name(f"{path.name}.gz"), path):
         if file.exists():
             return file
@@ -46,7 +46,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a text file in UTF-8. One that does not end with the end of a line was cut."""
+    """The lines of a text file in UTF-8. Raises if the last line has no end: then the file was cut."""
     content = unpacked(path)
     try:
         text = content.decode().replace("\r\n", "\n")

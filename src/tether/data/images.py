@@ -20,7 +20,7 @@ def mnist(train: bool = True, root: str | Path | None = None) -> tuple[torch.Ten
     """MNIST: 28 × 28 grey images as bytes, and their labels; 60,000 to train on or 10,000 to test.
 
     Args:
-        train: which of the two.
+        train: the training set, or False for the test set.
         root: the folder that holds ``mnist/``; without it the environment variable ``TETHER_DATA``.
     """
     return _pair("mnist", train, root)
@@ -34,7 +34,7 @@ def fashion_mnist(train: bool = True, root: str | Path | None = None) -> tuple[t
 def cifar10(train: bool = True, root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """CIFAR-10: 3 × 32 × 32 colour images as bytes, and their labels, from the binary batches in ``cifar10/``.
 
-    All the ``data_batch_*.bin`` that are there, or all the ``test_batch*.bin``; each may be packed as ``.bin.xz``.
+    All files ``data_batch_*.bin`` are read, or all files ``test_batch*.bin``. Each may be packed as ``.bin.xz``.
     """
     path, start = folder("cifar10", root), "data_batch_" if train else "test_batch"
     files = {file.name.removesuffix(".xz"): file for file in sorted(path.glob(f"{start}*.bin*"), reverse=True)}
@@ -69,7 +69,7 @@ def _batch(path: Path) -> np.ndarray:
 
 
 def _idx(path: Path, axes: int) -> torch.Tensor:
-    """A file of bytes in the IDX format: two zeros, the kind of number, how many axes, their lengths, the numbers."""
+    """The bytes of an IDX file: two zeros, the type of number, the number of axes, their lengths, the numbers."""
     content = unpacked(path)
     if content[:2] != b"\0\0" or len(content) < 4 or len(content) < 4 + 4 * content[3]:
         raise ValueError(f"{path} is no IDX file: it begins with {content[:4]!r} and has {len(content)} bytes")

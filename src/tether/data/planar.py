@@ -1,4 +1,4 @@
-"""The planar two-class problems of section 3.4, made on the spot."""
+"""The planar two-class problems of section 3.4 of the thesis, generated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["spiral", "trig"]
 def spiral(
     n: int = 500, turns: float = 2.0, scale: float = 2.0, noise: float = 0.02, power: float = 0.5, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two interleaved spirals (3.32): n points of the plane and their classes, 0 and 1 by turns.
+    """Two interleaved spirals (3.32): n points of the plane and their classes, alternately 0 and 1.
 
     ``x = a tᵖ (cos φ, sin φ) + c N(0, 1)``, ``φ = 2 b tᵖ π`` (+ π for class 1), ``t ~ U(0, 1)``, with
     a = `scale`, b = `turns`, c = `noise`, p = `power`.
@@ -33,7 +33,7 @@ def spiral(
 def trig(
     n: int = 1000, scale: float = 6.0, frequency: float = 1.0, noise: float = 0.02, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine against sine (3.33): n points of the plane and their classes, 0 and 1 by turns.
+    """Cosine against sine (3.33): n points of the plane and their classes, alternately 0 and 1.
 
     ``x = (a t, cos(b t π) + c N(0, 1))``, sine for class 1, with a = `scale`, b = `frequency`, c = `noise`.
     """

@@ -30,7 +30,7 @@ def sst2(split: str = "train", root: str | Path | None = None) -> tuple[list[str
         raise ValueError(f"{path} holds no rows: get it again")
     sentences, labels = [], []
     for i, row in enumerate(rows, 1):
-        fields = row.split("\t")  # on tabs alone: quotation marks are characters like others
+        fields = row.split("\t")  # on tabs only: quotation marks have no special meaning
         if len(fields) != 2 or (split != "test" and fields[1] not in ("0", "1")):
             raise ValueError(f"{path}, row {i}: {row[:60]!r} is not {COLUMNS[split]!r}")
         sentences.append(fields[1] if split == "test" else fields[0])

@@ -16,7 +16,7 @@ DEPTHS = (
 )
 FILES = {letter: number for number, letter in enumerate("abcdefgh", 1)}
 RANKS = {str(number): number for number in range(1, 9)}
-HAND = (*[(1, 4), (1, 13)] * 5, (0, 9))  # the least and the largest of each field
+HAND = (*[(1, 4), (1, 13)] * 5, (0, 9))  # the smallest and the largest value of each field
 
 
 def krkopt(root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,10 +42,10 @@ def krkopt(root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def poker_hand(root: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Poker hands of five cards, and what they are worth, from nothing (0) over one pair (1) to a royal flush (9).
+    """Poker hands of five cards and their values, from nothing (0) and one pair (1) to a royal flush (9).
 
-    25,010 rows of ten whole numbers: suit (1 to 4) and rank (1 to 13) of each card. Half of them are worth nothing, and
-    the first rows are rare hands: shuffle before splitting.
+    25,010 rows of ten whole numbers: suit (1 to 4) and rank (1 to 13) of each card. Half of them have value 0, and the
+    first rows are rare hands: shuffle before splitting.
 
     Args:
         root: the folder that holds ``poker-hand/``; without it the environment variable ``TETHER_DATA``.

@@ -1,4 +1,4 @@
-"""Running text as numbers of words, read from a folder in its original format."""
+"""Text as numbers of words, read from a folder in its original format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ptb(
 
     Args:
         split: ``"train"`` (929,589 words), ``"valid"`` (73,760) or ``"test"`` (82,430).
-        words: keep only the so many most common; the others become ``<unk>``.
+        words: keep only so many of the most common words; the others become ``<unk>``.
         root: the folder that holds ``ptb/``; without it the environment variable ``TETHER_DATA``.
     """
     return _numbers("ptb", "ptb.{}.txt", split, words, root)
@@ -61,9 +61,9 @@ def _numbers(
 
 @lru_cache
 def _vocabulary(path: Path, changed: int, size: int) -> tuple[str, ...]:
-    """All words, the most common first, those as common as each other in the order of the text.
+    """All words, the most common first; words of equal frequency in the order of the text.
 
-    A file that has changed since is read again.
+    Time and size of the file are arguments so that a changed file is read again.
     """
     return tuple(word for word, _ in Counter(_words(path)).most_common())
 

@@ -1,4 +1,4 @@
-"""Losses: which function is meant, whether it fits what the network says, and its value for each replica."""
+"""Losses: recognised, checked against the outputs, and evaluated for each replica."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["LOSSES", "Loss", "checked_loss", "enough_classes", "fitted", "mean_losses", "plain", "single"]
+__all__ = ["LOSSES", "Loss", "as_function", "checked_loss", "enough_classes", "fitted", "mean_losses", "one_loss"]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LOSSES: dict[Any, int] = {  # as in mlp.c: binary, square, classes
@@ -31,8 +31,8 @@ NUMBER_BY_NUMBER = (
 )
 
 
-def plain(loss: Any) -> Any:
-    """The function of a loss that is torch's module of it with nothing set."""
+def as_function(loss: Any) -> Any:
+    """The function that a module of torch stands for if its settings are the defaults; else the loss itself."""
     function = MODULES.get(type(loss))
     if function is None:
         return loss
@@ -46,23 +46,23 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def checked_loss(loss: Any) -> Any:
-    """The loss as `plain` gives it; an error where it is no function of outputs and targets."""
+    """The loss as `as_function` returns it. Raises for what is not a function of outputs and targets."""
     if isinstance(loss, type):
         raise TypeError(f"loss={loss.__name__} is a class: make one of it, loss={loss.__name__}()")
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be a function loss(output, target), e.g. nn.functional.mse_loss")
-    return loss.__call__ if loss.__hash__ is None else plain(loss)  # a dataclass, which no table can look up
+    return loss.__call__ if loss.__hash__ is None else as_function(loss)  # a dataclass cannot be a key of a table
 
 
 def _is_one_of(loss: Any, known: tuple[Any, ...]) -> bool:
-    """Is it one of these functions, or of these modules, with whatever settings?"""
+    """Is the loss one of these functions or modules, with any settings?"""
     while isinstance(loss, partial):
         loss = loss.func
     return any(loss is x or type(loss) is x for x in known)
 
 
 def enough_classes(loss: Any, shape: tuple[int, ...]) -> None:
-    """Raise for the cross-entropy of one output: it is 0 whatever the network says."""
+    """Raise for the cross-entropy of a single output, which is always 0."""
     if _is_one_of(loss, (functional.cross_entropy, nn.CrossEntropyLoss)) and (len(shape) < 2 or shape[1] == 1):
         raise ValueError(
             f"cross-entropy needs a score for each class, and the output has shape {tuple(shape)}: use "
@@ -74,15 +74,15 @@ def enough_classes(loss: Any, shape: tuple[int, ...]) -> None:
 def fitted(loss: Any, out: Any, target: Any, replicas: int = 0, own: int = 0) -> Any:
     """The target in the shape of the output, for a loss that compares the two number by number.
 
-    torch would compare outputs (N,) with targets (N, 1) all with all. Axes of length 1 are added or dropped; a target
-    that differs by more is an error.
+    Torch would broadcast outputs (N,) and targets (N, 1) to N × N pairs. Here axes of length 1 are added or dropped.
+    Any other difference is an error.
 
     Args:
-        loss: a loss that is unknown gets its target as it is.
-        out: what the network says.
-        target: what it should say; whole numbers become floating-point ones.
+        loss: for a loss that is not known the target is returned unchanged.
+        out: the outputs of the network.
+        target: integers are converted to floating point.
         replicas: 1 where the first axis of the output holds replicas.
-        own: 1 where that of the target does.
+        own: 1 where the first axis of the target does.
     """
     if not isinstance(out, torch.Tensor) or not isinstance(target, torch.Tensor):
         return target
@@ -104,8 +104,8 @@ def fitted(loss: Any, out: Any, target: Any, replicas: int = 0, own: int = 0) ->
 
 
 def mean_losses(loss: Loss, out: torch.Tensor, target: torch.Tensor, each: bool) -> torch.Tensor:
-    """The loss of each replica, from outputs (n, batch, …) and targets that all share or that are a batch for each."""
-    loss = plain(loss)
+    """The loss of each replica, from outputs (n, batch, …) and targets that are shared or one batch for each."""
+    loss = as_function(loss)
     target = fitted(loss, out, target, 1, int(each))
     if loss is functional.cross_entropy and target.dim() == 1 + each and not target.is_floating_point():
         target = target if each else target.expand(out.shape[:2])
@@ -120,10 +120,10 @@ def mean_losses(loss: Loss, out: torch.Tensor, target: torch.Tensor, each: bool)
     return losses.reshape(-1)
 
 
-def single(loss: Any) -> torch.Tensor:
-    """The loss of one network, as (1,); an error where it is not one number."""
+def one_loss(loss: Any) -> torch.Tensor:
+    """The loss of one network as a tensor of shape (1,). Raises unless it is one number."""
     if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"the loss is {loss!r}, a {type(loss).__name__}: return a tensor, which knows its gradient")
+        raise TypeError(f"the loss is {loss!r}, a {type(loss).__name__}: return a tensor, so that it has a gradient")
     if loss.numel() != 1:
         raise _not_one(loss.shape)
     return loss.reshape(1)

@@ -1,7 +1,7 @@
-"""The gradients of many small perceptrons at once, compiled: what `tether.train` uses where it can.
+"""Compiled gradients of many small perceptrons at once. `tether.train` uses them where it can.
 
-For replicas of Linear layers with ReLU, LeakyReLU, Tanh or Sigmoid between them, and three losses, the whole of
-forward and backward is a handful of small matrix products for each replica, too small for anything but a loop in C.
+They serve replicas of Linear layers with ReLU, LeakyReLU, Tanh or Sigmoid between them, and three losses. There both
+passes are a few small matrix products for each replica, so small that the overhead of Python and torch would dominate.
 Autograd is the reference; the numbers agree to rounding.
 """
 
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tether import native
-from tether.ensemble.losses import LOSSES, Loss, plain
-from tether.ensemble.replicas import Replicas, layers
+from tether.ensemble.losses import LOSSES, Loss, as_function
+from tether.ensemble.replicas import Replicas, layers_of
 
 __all__ = ["Perceptrons"]
 
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.ReLU: 1, nn.LeakyR
 class Perceptrons:
     """Replicas bound to a data set and a loss, for the compiled gradients.
 
-    `make` returns None where the compiled path does not serve.
+    `make` returns None for networks, data or losses that the compiled code does not support.
     """
 
     def __init__(self, ens: Replicas, stages: list[Any], x: torch.Tensor, y: torch.Tensor, loss: int) -> None:
@@ -56,8 +56,8 @@ class Perceptrons:
 
     @staticmethod
     def make(ens: Any, x: torch.Tensor, y: torch.Tensor, loss: Loss, each: bool) -> Perceptrons | None:
-        kind = LOSSES.get(plain(loss))
-        stages = layers(ens) if isinstance(ens, Replicas) else None
+        kind = LOSSES.get(as_function(loss))
+        stages = layers_of(ens) if isinstance(ens, Replicas) else None
         if stages is None or kind is None or not native.serves(x.dtype, x.device) or native.product(x.dtype) is None:
             return None
         while stages and stages[0].kind == "flatten":
@@ -78,10 +78,10 @@ class Perceptrons:
         linear = [named[s.weight] for s in stages if s.kind == "linear"]
         biases = [(named[s.bias], named[s.weight]) for s in stages if s.kind == "linear" and s.bias]
         if len({id(p) for p in params}) != len(linear) + len(biases):
-            return None  # tied, or parameters that no stage holds
+            return None  # tied parameters, or parameters outside the stages
         chained = all(a.shape[1] == b.shape[2] for a, b in pairwise(linear)) and (not each or len(x) == len(ens))
         if not chained or not all(b.shape == w.shape[:2] for b, w in biases):
-            return None  # autograd says what is wrong
+            return None  # autograd raises an error that says what is wrong
         if x.dim() != 2 + each or x.shape[-1] != linear[0].shape[2] or y.shape[: 1 + each] != x.shape[:-1]:
             return None
         out, x, y = linear[-1].shape[1], x.detach().resolve_neg(), y.detach().resolve_neg()
@@ -96,7 +96,7 @@ class Perceptrons:
         return Perceptrons(ens, stages, x.contiguous(), y.contiguous(), kind)
 
     def __call__(self, index: torch.Tensor, gradient: bool = True) -> torch.Tensor:
-        """The losses of all replicas on the points of `index` (n, batch), and into ``.grad`` their gradients."""
+        """The losses of all replicas on the points of `index` (n, batch), with their gradients written to ``.grad``."""
         n, dtype = len(self.ens), self.dtype
         if not self.held.still() or self.held.at is None:
             kinds = ", ".join(sorted({f"{x.dtype} on {x.device}" for x in self.tensors}))
@@ -125,7 +125,7 @@ class Perceptrons:
         return losses
 
     def gradients(self) -> array[int]:
-        """Where the gradients are to go; those that the kernel cannot write to are made anew."""
+        """The addresses of the gradients. A gradient that the kernel cannot write to is replaced."""
         found = [x.grad for x in self.tensors]
         whole = [g for g in found if g is not None]
         at = native.addresses(whole, self.dtype, self.counts) if len(whole) == len(found) else None
@@ -138,11 +138,11 @@ class Perceptrons:
         return native.where("gradients", fresh, self.dtype, *self.counts)
 
     def rows(self, at: array[int]) -> tuple[array[int], array[int]]:
-        """Addresses of `tensors` as those of the weights and of the biases, 0 for a layer without."""
+        """The addresses of `tensors` split into weights and biases, with 0 for a layer without bias."""
         biases = iter(at[len(self.weights) :])
         return at[: len(self.weights)], array("q", [0 if b is None else next(biases) for b in self.biases])
 
 
 def _slope(module: nn.Module) -> float:
-    """Of a leaky activation; where it is below 0 the kernel cannot tell from the value on which side it was."""
+    """The slope of a leaky activation. A negative one hides the sign of the input, which the kernel needs."""
     return float(getattr(module, "negative_slope", 0.0))

@@ -1,7 +1,8 @@
-"""A random stream for one block of code in one thread, without a touch of torch's global generator.
+"""A random stream for one block of code in one thread, which leaves torch's global generator alone.
 
-`stream(seed)` gives every random operation of torch inside the block a generator that nobody else has. The numbers are
-those that ``torch.manual_seed(seed)`` would give, but other threads neither see the seed nor shift the stream.
+Inside a block of `private_stream(seed)` every random operation of torch draws from a generator of its own. The numbers
+are those that ``torch.manual_seed(seed)`` would give. Other threads do not see the seed, and what they draw does not
+change the stream.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["stream"]
+__all__ = ["private_stream"]
 
 CPU = torch.device("cpu")
 _mine = threading.local()  # the stream of this thread, if it has one
 _lock = threading.RLock()
-_open = 0  # how many streams there are, in all threads
+_open = 0  # the number of open streams in all threads
 
 
 class _Stream(TorchDispatchMode):
-    """Hands its own generators to random operations; torch consults it for this thread alone."""
+    """A dispatch mode that passes its own generators to random operations. Torch applies it to this thread only."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,7 +55,7 @@ class _Stream(TorchDispatchMode):
         return self.lend(func, args, kwargs, device)
 
     def lend(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
-        """An operation that takes no generator has the global one lent the state of ours, and put back after it."""
+        """Run an operation that takes no generator: the global one has our state during the call."""
         shared = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
         own = self.on(device)
         with _lock:
@@ -69,7 +70,7 @@ class _Stream(TorchDispatchMode):
 
 @lru_cache
 def _with_generator(func: Any) -> Any:
-    """The operation that takes a generator and is otherwise this one; None if there is none."""
+    """The overload of an operation that also takes a generator; None if there is none."""
 
     def names(op: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in op._schema.arguments]
@@ -85,9 +86,10 @@ def _with_generator(func: Any) -> Any:
 
 
 class _Aware:
-    """Stands for torch's default generator where ``torch.manual_seed`` and its like look it up, while a stream is open.
+    """Replaces torch's default generator, where ``torch.manual_seed`` looks it up, while a stream is open.
 
-    So a block that seeds torch itself seeds its own stream, and the other threads seed the global one as ever.
+    So a block that calls ``torch.manual_seed`` seeds its own stream, and other threads seed the global generator as
+    usual. Torch has no public hook for this: its function and dispatch modes do not see ``manual_seed``.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -108,8 +110,8 @@ def _count(change: int) -> None:
 
 
 @contextmanager
-def stream(seed: int) -> Iterator[None]:
-    """Random numbers from a stream of this thread's own, started by the seed."""
+def private_stream(seed: int) -> Iterator[None]:
+    """Let random operations of this thread draw from a stream of their own, started by the seed."""
     outer, own = getattr(_mine, "stream", None), _Stream(seed)
     _count(1)
     _mine.stream = own

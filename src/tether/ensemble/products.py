@@ -1,4 +1,4 @@
-"""Nets of Linear and elementwise layers, many at once, by batched products."""
+"""Many networks of Linear and elementwise layers at once, by batched matrix products."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+
+from tether.ensemble.hooks import hooked
 
 __all__ = ["Layer", "Stage", "each_by_layer", "products", "stages_of", "suits"]
 
@@ -40,14 +42,14 @@ class Layer(NamedTuple):
 
 
 def stages_of(module: nn.Module) -> list[Stage] | None:
-    """The net as Linear and elementwise layers, or None if it is not such a net, or if hooks want to see it run."""
+    """The network as a list of Linear and elementwise layers; None for other networks, or if it has hooks."""
     stages: list[Stage] = []
     found = flatten(module, stages)
     return stages if found and any(kind == "linear" for kind, _ in stages) else None
 
 
 def flatten(module: nn.Module, stages: list[Stage]) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if hooked(module):
         return False
     if type(module) is nn.Sequential:
         return all(flatten(child, stages) for child in module)
@@ -59,19 +61,19 @@ def flatten(module: nn.Module, stages: list[Stage]) -> bool:
 
 
 def suits(x: torch.Tensor, stages: list[Stage], each: bool) -> bool:
-    """Is x a batch of vectors of the right length? Others are left to the plain module, which knows best."""
+    """Is x a batch of vectors of the right length? Other inputs are left to the module itself."""
     at = next(i for i, (kind, _) in enumerate(stages) if kind == "linear")
     first = stages[at][1]
     flattened = any(kind == "flatten" for kind, _ in stages[:at])
     if not flattened and x.ndim > each and x.shape[-1] != first.in_features:
         raise ValueError(
-            f"an input of shape {tuple(x.shape)} does not fit {first}: its last dimension must be that long"
+            f"an input of shape {tuple(x.shape)} does not fit {first}: its last dimension must be {first.in_features}"
         )
     return takes(first, x.shape[each:], flattened)
 
 
 def products(x: torch.Tensor, stages: list[Stage], each: bool, n: int) -> torch.Tensor:
-    """The net by batched products; a shared input meets the weights of all replicas in a single one."""
+    """The outputs, by batched products. A shared input is multiplied by the weights of all replicas in one product."""
     shared = not each
     for kind, layer in stages:
         if kind == "linear":
@@ -96,7 +98,7 @@ def products(x: torch.Tensor, stages: list[Stage], each: bool, n: int) -> torch.
 
 
 def each_by_layer(module: nn.Module, x: torch.Tensor) -> bool | None:
-    """Does the first layer with parameters take x, or what lies under its first axis? None if it cannot tell."""
+    """Does the first layer with parameters take x as a batch for each replica? None if its shape does not tell."""
     flattened = False
     for layer in module.modules():
         flattened = flattened or isinstance(layer, nn.Flatten)

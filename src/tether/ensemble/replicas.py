@@ -1,7 +1,7 @@
 """Replicas: n independent networks held as stacked parameters, with one forward and backward for all.
 
-There are three ways to compute the same numbers. Nets of Linear and elementwise layers run as batched
-products; other modules under ``torch.func.vmap``; and what vmap cannot run, replica by replica.
+There are three ways to compute the same numbers. Networks of Linear and elementwise layers run as batched products.
+Other modules run under ``torch.func.vmap``. What vmap cannot run is run replica by replica.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tether.ensemble.hooks import backward_hooked
 from tether.ensemble.products import Layer, each_by_layer, products, stages_of, suits
-from tether.ensemble.stacking import Factory, build_one, facts, number, replaced, same, tensors
+from tether.ensemble.stacking import Factory, build_one, check_alike, facts, mark, tensors, with_tensors
 
-__all__ = ["Layer", "Replicas", "build", "layers"]
+__all__ = ["Layer", "Replicas", "build", "layers_of", "template"]
 
 
 def build(factory: Factory, seed: int, i: int) -> nn.Module:
     """Replica i alone, as a plain module: the same numbers as in every `Replicas` with this factory and seed."""
     module = build_one(factory, seed, i)
-    number(module, (i,))
+    mark(module, (i,))
     return module
 
 
-def layers(ens: Replicas) -> list[Layer] | None:
-    """The stages of a net of Linear and elementwise layers; None for other nets, with hooks, or if not `fast`."""
+def template(ens: Replicas) -> nn.Module:
+    """The plain module around the stacked tensors, with the forward pass of one network."""
+    return ens._shell
+
+
+def layers_of(ens: Replicas) -> list[Layer] | None:
+    """The layers of a network of Linear and elementwise ones; None for other networks, with hooks, or if not `fast`."""
     stages = stages_of(ens._shell) if ens._fast else None
     if stages is None:
         return None
@@ -58,18 +64,17 @@ class Replicas(nn.Module):
     True
 
     Dropout draws a mask for every replica, BatchNorm keeps statistics for every replica. ``param.replicas``
-    holds the numbers of the replicas stacked in a parameter; they name its noise, and every optimizer knows them.
+    holds the numbers of the replicas stacked in a parameter. Optimizers use them to name its noise.
 
     Args:
         factory: builds one network; called without arguments, once for every replica.
-        n: how many.
-        seed: replica i is built under torch's generator seeded by (seed, i), whatever n is; the generator is
-            left as it was.
-        fast: False computes by vmap also what batched products could: slower, the same numbers to rounding.
-        vmap: False runs replica by replica what batched products cannot: for modules that vmap refuses.
+        n: the number of replicas.
+        seed: replica i is built with random numbers named by (seed, i), for any n. Torch's generator is left as it was.
+        fast: False uses vmap instead of batched products: slower, the same numbers to rounding.
+        vmap: False runs replica by replica instead of vmap, for modules that vmap refuses.
     """
 
-    _shell: nn.Module  # the plain module around the stacked tensors: it knows the forward pass
+    _shell: nn.Module  # the plain module around the stacked tensors, with the forward pass
 
     def __init__(self, factory: Factory, n: int, seed: int = 0, *, fast: bool = True, vmap: bool = True) -> None:
         super().__init__()
@@ -81,27 +86,27 @@ class Replicas(nn.Module):
         with torch.no_grad():
             for i in range(n):
                 module = first if i == 0 else build_one(factory, seed, i)
-                same(want, facts(module), i)
+                check_alike(want, facts(module), i)
                 for name, x in tensors(module).items():
                     stacks[name][i].copy_(x)
         self.seed, self._fast, self._vmap = seed, fast, vmap
-        self._hold(replaced(first, named, stacks), tuple(range(n)))
+        self._hold(with_tensors(first, named, stacks), tuple(range(n)))
 
     def _hold(self, shell: nn.Module, replicas: tuple[int, ...]) -> None:
-        """Make the tensors and submodules of a plain module one's own; both then hold the very same."""
+        """Share the tensors and submodules of a plain module: both hold the same objects."""
         self.replicas = replicas
         self.training = shell.training
-        self._dims: int | None = None  # of a shared input, once there was one
+        self._dims: int | None = None  # dimensions dimensions of a shared input, once there was one
         shared = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
         self.__dict__.update({name: getattr(shell, name) for name in shared})
         self.__dict__["_shell"] = shell  # past nn.Module, which would register it as a submodule
-        number(self, replicas, stacked=True)
+        mark(self, replicas, stacked=True)
 
     def forward(self, *args: Any, each: bool | None = None, **kwargs: Any) -> Any:
-        """What every replica says, stacked along a first axis.
+        """The outputs of all replicas, stacked along a first axis.
 
         A tensor of shape (batch, …) goes to all replicas, one of shape (n, batch, …) is a batch for each.
-        Where the two cannot be told apart that is an error, and ``each=True`` or ``each=False`` says which.
+        If the shape does not tell which, that is an error; pass ``each=True`` or ``each=False``.
         Inputs given by keyword or in a dict are shared unless ``each=True``, which then holds for all tensors.
         """
         x = args[0] if args and isinstance(args[0], torch.Tensor) else None
@@ -136,13 +141,13 @@ class Replicas(nn.Module):
 
     @property
     def layers(self) -> list[Layer] | None:
-        """As the function `layers`; but a net that has its own ``layers`` keeps that name for them."""
+        """As the function `layers_of`. If the network has a submodule called ``layers``, that submodule."""
         own: Any = self._modules.get("layers")
-        return own if own is not None else layers(self)
+        return own if own is not None else layers_of(self)
 
     def get_submodule(self, target: str) -> nn.Module:
         """As for any module."""
-        # Asked of the plain module, which has none of our names, so that none hides one of its own.
+        # The plain module is asked because attributes of this class could hide its submodules.
         return self._shell.get_submodule(target) if target else self
 
     def _all_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], each: bool) -> Any:
@@ -195,7 +200,7 @@ class Replicas(nn.Module):
     def _one(
         self, state: Mapping[str, torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The output of the plain module with these tensors, and the buffers it has set anew."""
+        """The output of the plain module with these tensors, and the buffers that it has replaced."""
         held = dict(state)
         # Every name is given, tied ones too: torch need not look for ties.
         out = functional_call(self._shell, held, args, kwargs, tie_weights=False)
@@ -217,8 +222,8 @@ class Replicas(nn.Module):
         """Replica i as a plain module of its own, with copies of the values."""
         i = self._position(i)
         named = tensors(self)
-        module = replaced(self._shell, named, {name: x.detach()[i].clone() for name, x in named.items()})
-        number(module, self.replicas[i : i + 1])
+        module = with_tensors(self._shell, named, {name: x.detach()[i].clone() for name, x in named.items()})
+        mark(module, self.replicas[i : i + 1])
         return module
 
     def __setitem__(self, i: int, module: nn.Module) -> None:
@@ -248,7 +253,7 @@ class Replicas(nn.Module):
         new = type(self).__new__(type(self))
         nn.Module.__init__(new)
         new.seed, new._fast, new._vmap = self.seed, self._fast, self._vmap
-        new._hold(replaced(self._shell, named, stacks), tuple([self.replicas[i] for i in chosen]))
+        new._hold(with_tensors(self._shell, named, stacks), tuple([self.replicas[i] for i in chosen]))
         new._dims = self._dims
         return new
 
@@ -280,7 +285,7 @@ class Replicas(nn.Module):
     def train(self, mode: bool = True) -> Replicas:
         """As for any module."""
         super().train(mode)
-        self._shell.train(mode)  # last: the plain module may have its own idea, such as frozen statistics
+        self._shell.train(mode)  # last, because the plain module may override it, e.g. to freeze statistics
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -298,19 +303,19 @@ class Replicas(nn.Module):
                     f"Replicas(factory, {shape[0]}) and pick with ens.subset(...)"
                 )
         found = super().load_state_dict(state_dict, strict=strict, assign=assign)
-        number(self, self.replicas, stacked=True)
+        mark(self, self.replicas, stacked=True)
         return found
 
     # torch makes new Parameters where it moves, copies or unpickles a module, and drops their attributes.
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Replicas:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        number(self, self.replicas, stacked=True)
+        mark(self, self.replicas, stacked=True)
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        number(self, self.replicas, stacked=True)
+        mark(self, self.replicas, stacked=True)
 
     def __repr__(self) -> str:
         numbers = "" if self.replicas == tuple(range(len(self))) else f", replicas={self.replicas}"
@@ -339,7 +344,7 @@ def _check_each(inputs: Any, n: int) -> None:
 
 
 def _outputs(out: Any) -> tuple[list[Any], Any]:
-    """The tensors of an output and all else, and how they were arranged."""
+    """The leaves of an output, and the structure to arrange them again."""
     values, spec = tree_flatten(out)
     for value in values:
         if not isinstance(value, (torch.Tensor, type(None), bool, int, float, str)):
@@ -351,13 +356,13 @@ def _outputs(out: Any) -> tuple[list[Any], Any]:
 
 
 def _needs_turns(module: nn.Module) -> bool:
-    """Is there a layer that vmap cannot run: a recurrent one, an average whose weight is read from a count, a hook?
+    """Is there a layer that vmap cannot run: a recurrent one, BatchNorm with momentum=None, or one with backward hooks?
 
-    Hooks of the backward pass are not called under vmap.
+    Backward hooks are not called under vmap.
     """
     return any(
         isinstance(layer, nn.RNNBase)
-        or bool(layer._backward_hooks or layer._backward_pre_hooks)
+        or backward_hooked(layer)
         or (isinstance(layer, _BatchNorm) and layer.training and layer.track_running_stats and layer.momentum is None)
         for layer in module.modules()
     )

@@ -1,4 +1,4 @@
-"""Stacking: networks that a factory builds alike become one whose tensors have the replica as their first axis."""
+"""Stacking: equal networks of a factory become one whose tensors have the replica as their first axis."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from tether.ensemble.private import stream
+from tether.ensemble.private import private_stream
 
-__all__ = ["Factory", "build_one", "facts", "number", "replaced", "same", "tensors"]
+__all__ = ["Factory", "build_one", "check_alike", "facts", "mark", "tensors", "with_tensors"]
 
 Factory = Callable[[], nn.Module]
 
 
 def build_one(factory: Factory, seed: int, i: int) -> nn.Module:
-    """What the factory returns under the seed of replica i."""
+    """The network that the factory builds with the seed of replica i."""
     if not callable(factory):
         raise TypeError(
             f"factory is a {type(factory).__name__}; it must be a function that builds a module: "
@@ -35,8 +35,8 @@ def build_one(factory: Factory, seed: int, i: int) -> nn.Module:
         raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0")
     name = hashlib.blake2b(f"{seed}/{i}".encode(), digest_size=8).digest()
     with ExitStack() as stack:
-        stack.enter_context(stream(int.from_bytes(name, "little") >> 1))
-        if torch.cuda.is_initialized():  # a factory that seeds torch seeds those too
+        stack.enter_context(private_stream(int.from_bytes(name, "little") >> 1))
+        if torch.cuda.is_initialized():  # torch.manual_seed inside the factory seeds those too
             stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         module = factory()
     if not isinstance(module, nn.Module):
@@ -52,7 +52,7 @@ def build_one(factory: Factory, seed: int, i: int) -> nn.Module:
 
 
 def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name; a tensor of two modules has two names, one of a module used twice has one."""
+    """Parameters and buffers by name. A tensor that two modules share has two names; a module used twice gives one."""
     found = {}
     for path, owner in module.named_modules():
         for name, x in [*owner._parameters.items(), *owner._buffers.items()]:
@@ -77,7 +77,7 @@ def facts(module: nn.Module) -> dict[str, Any]:
     return known
 
 
-def same(want: dict[str, Any], got: dict[str, Any], i: int) -> None:
+def check_alike(want: dict[str, Any], got: dict[str, Any], i: int) -> None:
     for name in [*want, *got]:
         x, y = want.get(name), got.get(name)
         tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
@@ -88,7 +88,7 @@ def same(want: dict[str, Any], got: dict[str, Any], i: int) -> None:
             )
 
 
-def replaced(module: nn.Module, old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> nn.Module:
+def with_tensors(module: nn.Module, old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> nn.Module:
     """A copy of a module with new tensors in the places of the old ones; tied ones stay tied."""
     memo: dict[int, Any] = {}
     for name, x in old.items():
@@ -97,7 +97,7 @@ def replaced(module: nn.Module, old: Mapping[str, torch.Tensor], new: Mapping[st
     return copy.deepcopy(module, memo)
 
 
-def number(module: nn.Module, replicas: tuple[int, ...], stacked: bool = False) -> None:
-    """Tell every parameter which replicas it belongs to, and whether they are stacked along its first axis."""
+def mark(module: nn.Module, replicas: tuple[int, ...], stacked: bool = False) -> None:
+    """Set on every parameter which replicas it holds, and whether they are stacked along its first axis."""
     for parameter in module.parameters():
         parameter.replicas, parameter.stacked = replicas, stacked  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Generators: the states of all that a run may draw from, as plain values, to come back to.
+"""Generators: the states of all random generators that a run may use, saved as plain values and restored.
 
-tether's own noise is named and needs none of this. Dropout, augmentation and a shuffled DataLoader draw from the
-generators of torch, numpy and Python, or from one of their own.
+tether's own noise depends on names and seeds alone and needs none of this. Dropout, augmentation and a shuffled
+DataLoader draw from the generators of torch, numpy and Python, or from one of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def found_in(data: Any) -> list[torch.Generator]:
 
 
 def states(own: Sequence[torch.Generator]) -> dict[str, Any]:
-    """Where the generators of torch, numpy and Python stand, and these of one's own."""
+    """The states of the generators of torch, numpy and Python, and of those in `own`."""
     arrays = np.random.get_state(legacy=False)
     found: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -39,7 +39,7 @@ def states(own: Sequence[torch.Generator]) -> dict[str, Any]:
 
 
 def restore(saved: dict[str, Any], own: Sequence[torch.Generator]) -> None:
-    """Set all of them back."""
+    """Restore all these states."""
     torch.set_rng_state(saved["torch"])
     np.random.set_state(saved["numpy"])
     random.setstate(saved["python"])

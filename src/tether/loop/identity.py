@@ -1,7 +1,7 @@
-"""Identity: which run a checkpoint belongs to, as plain values that can be compared and named.
+"""Identity: which run a checkpoint belongs to, as plain values that can be compared.
 
-Two runs are one if they have the same network, optimizer, data, loss and minibatches. What training changes (weights,
-momenta) is no part of it; fields that a scheduler changes are compared as they were when the run began.
+Two runs are the same if they have the same network, optimizer, data, loss and minibatches. Weights and momenta, which
+training changes, do not count. Fields that a scheduler changes are compared as they were when the run began.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tether.ensemble.replicas import Replicas
 __all__ = ["differences", "facts_of_optimizer", "facts_of_run"]
 
 Facts = dict[str, Any]
-WHOLE = 1 << 24  # bytes of a tensor up to which all of it is hashed
-SAMPLE = 1 << 18  # entries of a larger one
+WHOLE = 1 << 24  # a tensor of up to so many bytes is hashed as a whole
+SAMPLE = 1 << 18  # entries of a larger one that are hashed
 NOT_SETTINGS = ("params", "param_names", "trained")
 
 
 def facts_of_run(model: nn.Module, data: Any, loss: Any) -> Facts:
-    """Network, data and loss."""
+    """The facts about network, data and loss."""
     shapes = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in [*model.named_parameters(), *model.named_buffers()]}
     layers = [f"{name}: {type(module).__name__}" for name, module in model.named_modules()]
     found: Facts = {"loss": spelled(loss), "layers": layers, **{f"shape of {name!r}": x for name, x in shapes.items()}}
@@ -40,7 +40,7 @@ def facts_of_run(model: nn.Module, data: Any, loss: Any) -> Facts:
 
 
 def facts_of_optimizer(opt: torch.optim.Optimizer) -> Facts:
-    """Its kind and the fields of its groups, as they are now."""
+    """The class of the optimizer and the fields of its groups, as they are now."""
     found: Facts = {"optimizer": type(opt).__name__}
     for i, group in enumerate(opt.param_groups):
         part = "" if len(opt.param_groups) == 1 else f" of group {i}"
@@ -51,7 +51,7 @@ def facts_of_optimizer(opt: torch.optim.Optimizer) -> Facts:
 
 
 def differences(given: Facts, saved: Facts) -> list[str]:
-    """What is not the same, each as ``lr=0.2 instead of 0.1``."""
+    """The differences, each as ``lr=0.2 instead of 0.1``."""
     names = [name for name in {**given, **saved} if given.get(name) != saved.get(name)]
     return [f"{name}={_short(given.get(name))} instead of {_short(saved.get(name))}" for name in names]
 
@@ -62,7 +62,10 @@ def _short(value: Any) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """A setting in numbers and strings; of other things their type, as their text may hold an address."""
+    """A setting as numbers and strings.
+
+    Other objects become the name of their type, since their text may hold an address.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
@@ -75,20 +78,20 @@ def plain_value(value: Any) -> Any:
 
 
 def digest(x: torch.Tensor) -> str:
-    """Shape, dtype and a hash of the values; of a large tensor that of many entries spread over it."""
+    """Shape, dtype and a hash of the values; for a large tensor the hash of many entries spread over it."""
     head = f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
     if x.is_meta or x.layout is not torch.strided:
         return head
     flat = x.detach().reshape(-1)
     if x.numel() * x.element_size() > WHOLE:
-        stride = (x.numel() // SAMPLE) | 1  # odd: rows of even length are not met at one column for ever
+        stride = (x.numel() // SAMPLE) | 1  # odd, so that rows of even length are not always hashed in the same column
         flat = flat[::stride]
     values = flat.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8)
     return f"{head} #{hashlib.blake2b(values.numpy().data, digest_size=8).hexdigest()}"
 
 
 def spelled_data(data: Any) -> Any:
-    """Of batches that come ready-made: their kind and number, and a digest where the points can be seen."""
+    """Facts about data that come in batches: their type and number, and a digest where the points are accessible."""
     if data is None:
         return None
     found: dict[str, Any] = {"kind": type(data).__name__}
@@ -107,14 +110,14 @@ def spelled_data(data: Any) -> Any:
 
 
 def spelled(function: Any, depth: int = 2) -> str:
-    """A function by its name, a hash of its code and the numbers it was made with; a module by its settings."""
+    """A function as its name and a hash of its code and closure; a module as its type and settings."""
     if isinstance(function, partial):
         inner = [spelled(function.func, depth), *map(repr, map(plain_value, function.args))]
         named = [f"{key}={plain_value(value)!r}" for key, value in function.keywords.items()]
         return f"partial({', '.join([*inner, *named])})"
     if isinstance(function, nn.Module):
         settings = {key: x for key, x in vars(function).items() if not key.startswith("_") and key != "training"}
-        # its parameters may be trained, or start at random
+        # its parameters do not count: they may be trained, or start at random
         tensors = {key: digest(x) for key, x in function.named_buffers()}
         return f"{type(function).__name__}({_listed({**settings, **tensors})})"
     name, code = getattr(function, "__qualname__", None), getattr(function, "__code__", None)
@@ -130,7 +133,7 @@ def spelled(function: Any, depth: int = 2) -> str:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    """Settings as text; what may change in training (lists, tensors that are trained) by its type alone."""
+    """Settings as text. What may change in training (lists, trained tensors) is given by its type only."""
 
     def changes(value: Any) -> bool:
         return isinstance(value, list | dict) or (isinstance(value, torch.Tensor) and value.requires_grad)

@@ -1,4 +1,4 @@
-"""Minibatches: which points are seen at which step, named by seed, epoch and replica as noise is."""
+"""Minibatches: which points are used at which step, a function of seed, epoch and replica."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from tether.noise import Normals, permutations
 
-__all__ = ["Minibatches", "whole"]
+__all__ = ["Minibatches", "whole_number"]
 
 
-def whole(name: str, value: Any, least: int | None = 0) -> int:
-    """A count as an int, numpy's integers included; an error that names it where it is none, or too small."""
+def whole_number(name: str, value: Any, least: int | None = 0) -> int:
+    """A count as an int; numpy's integers are accepted. Raises if it is not an integer, or too small."""
     rule = "a whole number" if least is None else f"{least} or more"
     try:
         number = operator.index(value)
@@ -26,7 +26,7 @@ def whole(name: str, value: Any, least: int | None = 0) -> int:
 
 
 class Minibatches:
-    """Which points each replica sees at which step: named by seed, epoch and replica, so that a run can be resumed.
+    """The points that each replica uses at each step. They depend on seed, epoch and replica alone.
 
     Without replacement every epoch is a fresh permutation and its last batch may be smaller.
     """

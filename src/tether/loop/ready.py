@@ -1,4 +1,4 @@
-"""Batches that come ready-made, from a DataLoader or any iterable, pass after pass."""
+"""Batches from a DataLoader or any iterable, pass after pass."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Pair = tuple[Any, Any]
 
 
 class ReadyMade:
-    """Batches as they come, and the way back to the middle of a pass.
+    """Batches as the data give them, resumable in the middle of a pass.
 
-    A pass is random: a shuffled DataLoader draws its order when it begins. So where the run is to be resumed, the
-    generators' states are kept as they were when the pass began; then the same batches come again.
+    A shuffled DataLoader draws its order when a pass begins. So for a run that may be resumed the states of the
+    generators at the beginning of the pass are kept; restoring them gives the same batches again.
     """
 
     def __init__(self, data: Any, resumable: bool) -> None:
@@ -29,18 +29,18 @@ class ReadyMade:
         self.once = isinstance(data, Iterator)
         if resumable and getattr(data, "persistent_workers", False):
             raise ValueError(
-                "workers that outlive an epoch cannot be brought back to the middle of one: use "
+                "persistent workers cannot be resumed in the middle of an epoch: use "
                 "DataLoader(..., persistent_workers=False), or no checkpoint"
             )
         self.own = found_in(data)
-        self.began: dict[str, Any] | None = None  # the pass that is running: its first step, generators then
+        self.began: dict[str, Any] | None = None  # the current pass: its first step, and the generators then
 
     def state(self) -> dict[str, Any]:
-        """What it takes to come back here."""
+        """What is needed to resume from here."""
         return {"pass": self.began, "now": states(self.own)}
 
     def batches(self, first: int, steps: int, saved: dict[str, Any] | None = None) -> Iterator[tuple[int, Pair]]:
-        """The batches of the steps that are left."""
+        """The batches of the remaining steps."""
         step = first
         if saved is not None and first >= steps:
             restore(saved["now"], self.own)
@@ -67,7 +67,7 @@ class ReadyMade:
         yield from self._until(steps, first, batches)
 
     def _until(self, steps: int, step: int, batches: Iterator[Any]) -> Iterator[tuple[int, Pair]]:
-        """The rest of a pass, but no batch more than is needed: drawing one moves the generators."""
+        """The rest of a pass. No batch is drawn that is not needed, since drawing changes the generators."""
         self.reached = step
         while self.reached < steps:
             try:
@@ -81,13 +81,13 @@ class ReadyMade:
         if not self.once:
             return ValueError(f"the data hold no batch at step {step} of {steps}: {EXPECTED}")
         return ValueError(
-            f"the data are used up after {step} batches, and steps={steps}: a generator can be gone through once; "
+            f"the data are used up after {step} batches, and steps={steps}: a generator can be used once; "
             f"pass a list of batches or a DataLoader, or an iterator without end"
         )
 
 
 def _check(data: Any) -> None:
-    """Raise for what is no iterable of batches, before anything is done."""
+    """Raise for data that are not an iterable of batches."""
     if isinstance(data, torch.Tensor):
         raise TypeError(f"data is one tensor of shape {tuple(data.shape)}, without targets: {EXPECTED}")
     if isinstance(data, dict):
@@ -102,7 +102,7 @@ def _check(data: Any) -> None:
         if len(data) <= 2 and not all(isinstance(part, tuple | list) for part in data):
             raise TypeError(f"data is a {type(data).__name__} of {' and '.join(kinds)}: {EXPECTED}")
     if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
-        raise TypeError(f"data={data!r} cannot be gone through: {EXPECTED}")
+        raise TypeError(f"data={data!r} is not iterable: {EXPECTED}")
 
 
 def _pair(batch: Any) -> Pair:

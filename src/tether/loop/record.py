@@ -14,13 +14,13 @@ __all__ = ["Log", "Record"]
 
 @dataclass
 class Record:
-    """What a run left behind; for replicas every row has a number for each."""
+    """The record of a run. With replicas every row has one number for each."""
 
-    steps: list[int] = field(default_factory=list)  # after how many steps the rows below were taken
+    steps: list[int] = field(default_factory=list)  # the steps after which the rows below were taken
     losses: torch.Tensor = field(
         default_factory=lambda: torch.empty(0, device="cpu")
     )  # minibatch losses: rows, or rows × replicas
-    # what the callbacks returned, by name: rows × its shape, or a list of rows where the shape changed on the way
+    # what the callbacks returned, by name: rows × its shape, or a list of rows if the shape changed during the run
     metrics: dict[str, Any] = field(default_factory=dict)
     stopped: dict[int, int] = field(default_factory=dict)  # replica → the step at which it diverged
 
@@ -48,7 +48,7 @@ class Log:
         self.losses.append(losses.detach().clone())
 
     def note(self, step: int, found: Any) -> None:
-        """Add what a callback returned; a shape that changes is kept, and told once."""
+        """Add what a callback returned. A change of its shape is allowed, with one warning."""
         if found is None:
             return
         if not isinstance(found, Mapping):
@@ -68,7 +68,7 @@ class Log:
             rows.append(row.detach().clone())
 
     def record(self) -> Record:
-        """All of it so far."""
+        """The record so far."""
         self._record.losses = torch.stack(self.losses) if self.losses else torch.empty(0, device="cpu")
         self._record.metrics = {
             name: torch.stack(rows) if _alike(rows) else list(rows) for name, rows in self.metrics.items()

@@ -1,6 +1,6 @@
-"""The checkpoint file of a run: written whole or not at all, read whole or not at all.
+"""The checkpoint file of a run. It is written completely or not at all, and read completely or not at all.
 
-A file is what `torch.save` writes, followed by a mark and a digest of all before it; `torch.load` reads it as it is.
+The file is what `torch.save` writes, followed by a mark and a digest of everything before it. `torch.load` can read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["check_writable", "load_all", "read", "write"]
+__all__ = ["check_writable", "load_all", "read_run", "write_run"]
 
 MARK = b"tether run 1\n"
 SIZE = 32
@@ -22,7 +22,7 @@ CURE = "remove it to begin anew, or put a copy of it in its place"
 
 
 class _Hashed:
-    """A file that hashes what is written to it, and remembers why it could not be written."""
+    """A file that hashes what is written to it, and keeps the error if writing fails."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.hash = file, hashlib.blake2b(digest_size=SIZE)
@@ -40,15 +40,15 @@ class _Hashed:
         self.file.flush()
 
 
-def write(path: Path, state: dict[str, Any]) -> None:
-    """Write all of it to a new file on the disk and then let that take the old one's place."""
+def write_run(path: Path, state: dict[str, Any]) -> None:
+    """Write the state to a new file and then replace the old one by it."""
     fresh = _fresh(path)
     try:
         with fresh.open("wb") as file:
             hashed = _Hashed(file)
             try:
                 torch.save(state, hashed)  # type: ignore[arg-type]
-            except RuntimeError as error:  # torch's own, which hides that the disk is full
+            except RuntimeError as error:  # torch's own error, which hides that the disk is full
                 raise hashed.error or error from None
             file.write(MARK + hashed.hash.digest())
             file.flush()
@@ -61,7 +61,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise where a checkpoint could not be written, and remove what killed runs left of theirs."""
+    """Raise if a checkpoint cannot be written there. Remove unfinished files of runs that were killed."""
     if path.is_dir():
         raise IsADirectoryError(f"checkpoint={str(path)!r} is a folder: give a file, e.g. {str(path / 'run.pt')!r}")
     try:
@@ -89,7 +89,7 @@ def _escaped(name: str) -> str:
 
 
 def _alive(pid: int) -> bool:
-    """Does a process of this number run? Where that cannot be asked without harm: perhaps."""
+    """Is there a process with this id? True where the system cannot be asked safely."""
     if os.name != "posix":
         return True
     try:
@@ -102,7 +102,7 @@ def _alive(pid: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the new name reach the disk, where folders can be opened."""
+    """Flush the folder to disk, on systems where folders can be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -110,13 +110,13 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(handle)
     except OSError:
-        pass  # some file systems cannot, and then there is nothing to wait for
+        pass  # some file systems do not support it
     finally:
         os.close(handle)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What `write` has written; an error that names the file where it is damaged or another's."""
+def read_run(path: Path) -> dict[str, Any]:
+    """Read what `write_run` wrote. Raises if the file is damaged or not a checkpoint."""
     hashed, left = hashlib.blake2b(digest_size=SIZE), path.stat().st_size - len(MARK) - SIZE
     with path.open("rb") as file:
         while left > 0 and (piece := file.read(min(left, 1 << 22))):
@@ -141,6 +141,6 @@ def load_all(path: Path, state: dict[str, Any], model: torch.nn.Module, opt: tor
         opt.load_state_dict(state["optimizer"])
     except Exception as error:
         model.load_state_dict(before[0])
-        with suppress(Exception):  # a hook that refuses everything has let nothing in
+        with suppress(Exception):  # a hook that refuses every state has changed nothing
             opt.load_state_dict(before[1])
         raise ValueError(f"{path} does not fit this model and optimizer ({error}): {CURE}") from error

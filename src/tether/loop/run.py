@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.modules import module as module_hooks
-from torch.optim import optimizer as step_hooks
 
-from tether.ensemble.losses import LOSSES, Loss, checked_loss, enough_classes, fitted, mean_losses, single
+from tether.ensemble.hooks import hooked_anywhere, hooked_step
+from tether.ensemble.losses import LOSSES, Loss, checked_loss, enough_classes, fitted, mean_losses, one_loss
 from tether.ensemble.perceptrons import Perceptrons
 from tether.ensemble.replicas import Replicas
 from tether.loop.generators import restore, states
@@ -24,11 +23,9 @@ from tether.optimizer import NonFiniteGradient, Optimizer
 
 __all__ = ["Run"]
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 class Run:
-    """What `train` steps; it knows nothing of records, checkpoints and callbacks."""
+    """One run of `train`, without its records, checkpoints and callbacks."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class Run:
     def _cut(
         self, x: torch.Tensor, y: torch.Tensor, batch: int | None, replacement: bool, seed: int, compiled: bool
     ) -> None:
-        """Cut minibatches from tensors, and let the compiled gradients take over where they can."""
+        """Set up minibatches of tensors, and compiled gradients where they are supported."""
         axis = int(self.each)
         if x.dim() <= axis or y.dim() <= axis or y.shape[axis] != x.shape[axis]:
             inputs = x.shape[axis] if x.dim() > axis else "no"
@@ -87,8 +84,8 @@ class Run:
             enough_classes(self.loss, (len(x), self.perceptrons.widths[-1]))
 
     def look(self) -> None:
-        """See who is to be told of a step."""
-        self.fast = None if self.perceptrons is None or _hooked(self.model) else self.perceptrons
+        """Choose how to compute gradients and how to step: hooks must be called if there are any."""
+        self.fast = None if self.perceptrons is None or hooked_anywhere(self.model) else self.perceptrons
         # torch wraps `step` for its profiler and for hooks, which costs as much as moving a few small nets
         self.advance: Any = self.opt.step
         if isinstance(self.opt, Optimizer) and not _watched(self.opt):
@@ -96,26 +93,26 @@ class Run:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Let others see the model, with the weights awake that sleep between steps, and change what they like."""
+        """Show the model to callbacks, with sleeping weights at their values. Callbacks may change anything."""
         asked = [p.requires_grad for p in self.model.parameters()]
         with getattr(self.opt, "awake", nullcontext)():
             yield
         if asked != [p.requires_grad for p in self.model.parameters()]:
-            self.perceptrons = None  # some were frozen or thawed: autograd knows what that means
+            self.perceptrons = None  # parameters were frozen or unfrozen, which only autograd handles
         self.look()
 
     def release(self) -> None:
-        """Leave the model as anybody expects it: nothing asleep, slow parameters asking for gradients."""
+        """Leave the model in its usual state: nothing asleep, and slow parameters require gradients."""
         release = getattr(self.opt, "release", None)
         if release is not None:
             release()
 
     def state(self) -> dict[str, Any]:
-        """What it takes, beside model and optimizer, to see the same batches and numbers again."""
+        """What is needed, beside model and optimizer, to get the same batches and random numbers again."""
         return self.ready.state() if self.ready is not None else {"pass": None, "now": states(())}
 
     def batches(self, first: int, steps: int, saved: dict[str, Any] | None) -> Iterator[tuple[int, Any]]:
-        """The steps that are left, with what each needs."""
+        """The remaining steps, each with its batch."""
         if self.ready is not None:
             yield from self.ready.batches(first, steps, saved)
             return
@@ -164,7 +161,7 @@ class Run:
         if self.data is None:
             losses = self.loss(self.model)
             if not self.many:
-                return single(losses)
+                return one_loss(losses)
             losses = losses.reshape(-1)
             if len(losses) != self.n:
                 raise ValueError(f"the loss has {len(losses)} values, not one for each of {self.n} replicas")
@@ -182,7 +179,7 @@ class Run:
             each = self.stream is not None
             return mean_losses(self.loss, self.model(x, each=each), y, each)
         out = self.model(x)
-        return single(self.loss(out, fitted(self.loss, out, y)))
+        return one_loss(self.loss(out, fitted(self.loss, out, y)))
 
     def _judge(self, losses: torch.Tensor, step: int, log: Log) -> None:
         if not bool(losses.isfinite().all()):
@@ -190,7 +187,7 @@ class Run:
             self._stop([i for i in lost if i not in log.stopped], step, log, "a loss that is not finite")
 
     def _stop(self, replicas: Sequence[int], step: int, log: Log, why: str) -> None:
-        """Let replicas stand still, and say so."""
+        """Stop replicas, with a warning."""
         if not replicas:
             return
         log.stopped.update(dict.fromkeys(replicas, step))
@@ -202,7 +199,7 @@ class Run:
 
 
 def _check_parameters(model: torch.nn.Module, opt: torch.optim.Optimizer) -> None:
-    """Raise for the optimizer of another model; warn where nothing can move."""
+    """Raise if the optimizer belongs to another model; warn if every parameter is frozen."""
     own = {id(p) for p in model.parameters()}
     moved = [p for group in opt.param_groups for p in group["params"] if id(p) in own]
     if not moved:
@@ -218,18 +215,7 @@ def _check_parameters(model: torch.nn.Module, opt: torch.optim.Optimizer) -> Non
         )
 
 
-def _hooked(model: torch.nn.Module) -> bool:
-    """Does anybody want to see gradients or layers pass by, as compiled gradients do not let them?"""
-    if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in model.parameters()):
-        return True
-    if any(getattr(module_hooks, f"_global{name}", None) for name in HOOKS):
-        return True
-    return any(getattr(module, name, None) for module in model.modules() for name in HOOKS)
-
-
 def _watched(opt: Optimizer) -> bool:
-    """Is `step` more than ours: a subclass's, a scheduler's, or one with hooks?"""
-    if inspect.unwrap(type(opt).step) is not inspect.unwrap(Optimizer.step) or "step" in vars(opt):
-        return True
-    everybody = (step_hooks._global_optimizer_pre_hooks, step_hooks._global_optimizer_post_hooks)
-    return any((*everybody, opt._optimizer_step_pre_hooks, opt._optimizer_step_post_hooks))
+    """Is `step` overridden, wrapped by a scheduler, or hooked?"""
+    own = inspect.unwrap(type(opt).step) is inspect.unwrap(Optimizer.step) and "step" not in vars(opt)
+    return not own or hooked_step(opt)

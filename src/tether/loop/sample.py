@@ -1,4 +1,4 @@
-"""Sampling: the loop of `train`, kept as draws, with what they say and whether the chains agree."""
+"""Sampling: the loop of `train` with draws kept, their statistics and convergence diagnostics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tether.ensemble.replicas import Replicas
-from tether.loop.minibatches import whole
+from tether.loop.minibatches import whole_number
 from tether.loop.record import Record
 from tether.loop.train import train
 
@@ -30,7 +30,7 @@ class Draws:
         return self.values[name]
 
     def mean(self, name: str) -> torch.Tensor:
-        """Over all chains and draws; of the outputs it is the posterior-predictive mean."""
+        """The mean over all chains and draws; of the outputs this is the posterior-predictive mean."""
         return self.values[name].flatten(0, 1).mean(0)
 
     def variance(self, name: str) -> torch.Tensor:
@@ -82,7 +82,7 @@ def sample(
     inputs: torch.Tensor | None = None,
     **options: Any,
 ) -> Draws:
-    """Draw from what the optimizer samples, exp(−loss/τ), one chain for each replica.
+    """Draw from the density exp(−loss/τ) that the optimizer samples, one chain for each replica.
 
     For the posterior of N points under a mean loss the temperature is 1/N; a prior is weight decay.
 
@@ -95,7 +95,7 @@ def sample(
     (torch.Size([4, 50, 1, 1]), torch.Size([20, 1]))
 
     Args:
-        model: a module, or `Replicas` for as many chains.
+        model: a module, or `Replicas` for several chains.
         opt: an optimizer with a temperature.
         data: as in `tether.train`; None for a target of your own.
         loss: as in `tether.train`; with ``data=None`` a function of the model that returns its energy, one for each
@@ -105,10 +105,14 @@ def sample(
         burn_in: steps before the first, rounded up to a multiple of `thin`.
         batch: points in a minibatch; None takes all.
         quantities: what to keep, as functions of the model by name; None keeps all parameters.
-        inputs: where given, the outputs there are kept as ``"output"``, for the posterior predictive.
+        inputs: if given, the outputs of the model on them are kept as ``"output"``, for the posterior predictive.
         options: further arguments of `tether.train`, e.g. ``checkpoint=``.
     """
-    draws, thin, burn_in = whole("draws", draws, 1), whole("thin", thin, 1), whole("burn_in", burn_in)
+    draws, thin, burn_in = (
+        whole_number("draws", draws, 1),
+        whole_number("thin", thin, 1),
+        whole_number("burn_in", burn_in),
+    )
     _check_temperature(opt)
     many = isinstance(model, Replicas)
     kept = dict(quantities) if quantities is not None else _parameters(model)
@@ -153,7 +157,7 @@ def sample(
 
 
 def _check_temperature(opt: torch.optim.Optimizer) -> None:
-    """Raise where nothing is sampled: at temperature 0 a chain goes to a minimum and stays there."""
+    """Raise if nothing is sampled: at temperature 0 a chain goes to a minimum and stays there."""
     if any("temperature" in group for group in opt.param_groups):
         if not any(
             bool(torch.as_tensor(group.get("temperature", 0.0), device="cpu").any()) for group in opt.param_groups

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from tether.ensemble.losses import Loss
 from tether.loop.identity import differences, facts_of_optimizer, facts_of_run
-from tether.loop.minibatches import Minibatches, whole
+from tether.loop.minibatches import Minibatches, whole_number
 from tether.loop.record import Log, Record
-from tether.loop.resume import CURE, check_writable, load_all, read, write
+from tether.loop.resume import CURE, check_writable, load_all, read_run, write_run
 from tether.loop.run import Run
 
 __all__ = ["Minibatches", "Record", "train"]
@@ -62,25 +62,25 @@ def train(
             the same. A loss of your own gets them as they are.
         steps: how many steps in all; a resumed run makes those that are left.
         batch: points in a minibatch; None takes all.
-        log_every: record the minibatch losses every so many steps; None records about a hundred times, and a resumed
-            run as often as it began.
+        log_every: record the minibatch losses every so many steps; None makes about a hundred records. A resumed run
+            keeps the interval of its first part.
         callbacks: called as ``callback(step, model, opt)`` at every record; what they return, by name, is recorded.
-            Weights that sleep are awake for them.
-        replacement: draw each minibatch anew from all points instead of going through them epoch by epoch.
-        each: the data hold a set for each replica along their first axis.
-        seed: names the minibatches; None takes the optimizer's.
-        checkpoint: a file; the run is saved there now and then, and goes on from there if it exists: killed at any
-            moment and started again, it ends with the same numbers, and `steps` may be more than at first. Another
+            Sleeping weights have their values then.
+        replacement: draw each minibatch from all points, instead of a permutation in each epoch.
+        each: the first axis of the data is the replica: each has its own set.
+        seed: the seed of the minibatches; None takes the optimizer's.
+        checkpoint: a file to which the run is saved from time to time. If it exists, the run continues from it: a run
+            that was killed and started again ends with the same numbers. `steps` may be larger than at first. Another
             model, optimizer, loss or data set is refused. The generators of torch, numpy and Python are saved too, and
             those that a DataLoader, its sampler or its data set hold as attributes.
-        checkpoint_seconds: how often.
+        checkpoint_seconds: the time between two checkpoints.
         progress: show a progress bar; None does so on a terminal.
-        compiled: False takes gradients by autograd also where a compiled path serves: slower, the same to rounding.
+        compiled: False always takes gradients by autograd: slower, the same numbers to rounding.
     """
-    steps = whole("steps", steps)
-    log_every = None if log_every is None else whole("log_every", log_every, 1)
-    batch = None if batch is None else whole("batch", batch, None)
-    seed = whole("seed", opt.param_groups[0].get("seed", 0) if seed is None else seed, None)
+    steps = whole_number("steps", steps)
+    log_every = None if log_every is None else whole_number("log_every", log_every, 1)
+    batch = None if batch is None else whole_number("batch", batch, None)
+    seed = whole_number("seed", opt.param_groups[0].get("seed", 0) if seed is None else seed, None)
     path = None if checkpoint is None else Path(checkpoint)
     run = Run(model, opt, data, loss, batch, replacement, each, seed, compiled, resumable=path is not None)
     file: _File | None = None
@@ -121,15 +121,15 @@ def train(
 
 
 class _File:
-    """The checkpoint of a run: where, of what, and as it began."""
+    """The checkpoint of a run."""
 
     def __init__(self, path: Path, model: torch.nn.Module, opt: torch.optim.Optimizer, facts: dict[str, Any]) -> None:
         check_writable(path)
         self.path, self.model, self.opt, self.facts = path, model, opt, facts
-        self.begun = facts_of_optimizer(opt)  # before a scheduler has changed it
+        self.begun = facts_of_optimizer(opt)  # before a scheduler changes it
 
     def save(self, step: int, record: Record, run: dict[str, Any], every: int) -> None:
-        """Write all of it; a disk that is full must not end the run."""
+        """Write the checkpoint. A full disk gives a warning and does not end the run."""
         state = {
             "step": step,
             "model": self.model.state_dict(),
@@ -143,25 +143,25 @@ class _File:
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write(self.path, state)
+            write_run(self.path, state)
         except OSError as error:
             warnings.warn(f"{self.path} could not be written at step {step} ({error}): make room for it", stacklevel=3)
 
     def load(self, steps: int, log_every: int | None) -> tuple[int, Record, dict[str, Any], int]:
-        """Go on from the file if it is of this run: its step, its record, its generators and its rows' distance."""
-        state = read(self.path)
+        """Continue from the file if it belongs to this run: its step, record, generators and interval of records."""
+        state = read_run(self.path)
         if "facts" not in state:
             raise ValueError(f"{self.path} is no checkpoint of a run: {CURE}")
         every = state["log_every"]
         found = differences(self.facts, state["facts"])
-        if self.begun != state["now"]:  # the very optimizer that has made these steps may go on
+        if self.begun != state["now"]:  # the optimizer that made these steps may continue
             found += differences(self.begun, state["begun"])
         if log_every not in (None, every):
             found.append(f"log_every={log_every} instead of {every}")
         if found:
             raise ValueError(
                 f"{self.path} is the checkpoint of another run ({', '.join(found)}): remove it, choose another path, "
-                "or go on as it was begun"
+                "or continue with the settings it began with"
             )
         if state["step"] > steps:
             raise ValueError(
@@ -174,7 +174,7 @@ class _File:
 
 
 def _bar(steps: int, first: int, show: bool) -> Callable[[int | None, torch.Tensor | None], None]:
-    """A progress bar where rich is installed and somebody looks."""
+    """A progress bar, if rich is installed and it should be shown."""
     if not show:
         return lambda step, losses: None
     try:

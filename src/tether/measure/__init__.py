@@ -13,7 +13,7 @@ from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
 from tether.measure.morph import Morph, morph
 from tether.measure.path import balance, group_norm, path_norm, rescale
-from tether.measure.plane import Surface, random_directions, surface
+from tether.measure.plane import Plane, random_directions, surface
 from tether.measure.prediction_gradient import PredictionGradient, prediction_gradient
 from tether.measure.separator import HardMargin, NotSeparable, hard_margin
 from tether.measure.spectrum import Spectrum, Unconverged, hessian_spectrum
@@ -35,9 +35,9 @@ __all__ = [
     "MinimumNorm",
     "Morph",
     "NotSeparable",
+    "Plane",
     "PredictionGradient",
     "Spectrum",
-    "Surface",
     "Trace",
     "Unconverged",
     "agreement",

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from tether.measure.untouched import untouched
 
-__all__ = ["augmented", "coefficients", "has_bias"]
+__all__ = ["augmented", "has_bias", "linear_map"]
 
 
 def has_bias(model: Any) -> bool:
@@ -36,15 +36,15 @@ def augmented(X: Any, y: Any, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def coefficients(model: Any, X: torch.Tensor, bias: bool, state: Any = None) -> torch.Tensor:
+def linear_map(model: Any, X: torch.Tensor, bias: bool, state: Any = None) -> torch.Tensor:
     """The matrix of a linear model, a row for each feature and one for the bias, a column for each output.
 
     Args:
-        model: a module that is linear in its input, a network of linear layers too; or the weight of one, of shape
-            (features,) or (outputs, features).
+        model: a module that is linear in its input, also a network of linear layers; or a weight of shape (features,)
+            or (outputs, features).
         X: inputs, as `augmented` returns them.
-        bias: does their last column stand for the bias?
-        state: a state dict to use in place of the model's own.
+        bias: whether their last column represents the bias.
+        state: a state dict to use instead of the model's own.
     """
     if not isinstance(model, nn.Module):
         w = torch.as_tensor(model).detach().double().cpu()

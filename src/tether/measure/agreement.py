@@ -22,8 +22,8 @@ class Group(NamedTuple):
     """What a group of judges says, image by image and pair by pair."""
 
     labels: Labels  # judges × images, −1 where a vote is missing
-    agree: Mask  # do all who voted say the same?
-    vote: Labels  # the most frequent label; of several the smallest
+    agree: Mask  # have all who voted chosen the same label?
+    vote: Labels  # the most frequent label; the smallest if there are several
     certainty: Array  # the fraction of votes for it
     pairwise: Array  # judges × judges: the fraction of images on which two disagree; nan if they share none
 
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Mean and (population) standard deviation; nan of nothing."""
+    """Mean and (population) standard deviation; nan for no values."""
 
     mean: float
     std: float
@@ -51,7 +51,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """Types of images and errors, all as fractions of all images; nan without human labels."""
+    """Fractions of types of images and of errors among all images; nan without human labels."""
 
     type_a: float  # models disagree, people agree
     type_b: float  # both disagree, or both agree on the same label
@@ -119,7 +119,7 @@ class Agreement:
         )
 
     def plot(self, ax: Any = None, columns: int | None = None) -> Any:
-        """A square for every image: blue type A, red type C, grey where both agree, white where neither does (6.23)."""
+        """A square for every image: blue type A, red type C, grey if both agree, white if neither does (6.23)."""
         import matplotlib.pyplot as plt
         from matplotlib.patches import Patch, Rectangle
 
@@ -142,8 +142,8 @@ class Agreement:
 def agreement(model_labels: Any, human_labels: Any = None, probabilities: Any = None) -> Agreement:
     """Types A, B and C of images, errors, disagreements and certainties of models against people (section 6.2).
 
-    Where people agree their label is the truth. A model errs on an image where they agree and it says something else;
-    the group errs where any of its models does. All are fractions of all images, as in Tables 6.6 and 6.7.
+    If people agree on an image, their label is the truth: a model with another label is wrong there. The group is wrong
+    if any of its models is. All are fractions of all images, as in Tables 6.6 and 6.7.
 
     >>> models = [[1, 1, 3, 4], [1, 2, 3, 4]]
     >>> people = [[1, 1, 3, 4], [1, 1, 5, 4], [1, 1, 3, 4]]
@@ -151,8 +151,8 @@ def agreement(model_labels: Any, human_labels: Any = None, probabilities: Any = 
     2 models disagree on 25 % of 4 images; with 3 people type A 25 %, B 50 %, C 25 %, 25 % misclassified
 
     Both may agree on different labels: such a contradiction is an error, but of neither type (footnote 6). A missing
-    vote, −1 or nan, is no disagreement: an image is judged by those who voted on it, a model by the images on which it
-    did. In a tie the smallest label wins the vote.
+    vote, −1 or nan, is no disagreement: only those who voted on an image count there, and a model is judged on the
+    images it voted on. In a tie the smallest label wins.
 
     Args:
         model_labels: a row for each model and a column for each image; integers of 0 or more.

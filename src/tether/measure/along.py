@@ -1,8 +1,8 @@
-"""Losses of a network at many states that are mixtures of a few, at the cost of what differs between them.
+"""Losses of a network at many states that are mixtures of a few, without repeating what they have in common.
 
-In a chain of layers everything before the first one that moves is computed once. If that one is affine, so are its
-outputs in its parameters, Σ_j w_j (W_j x + b_j): they are computed once for each of the few states and mixed; and a
-ReLU and a Linear layer behind it go through all points of a line at once (`kinks`).
+In a chain of layers everything before the first layer that differs is computed once. If that layer is affine, its
+outputs are affine in its parameters, Σ_j w_j (W_j x + b_j): they are computed once for each of the few states and
+mixed. A ReLU and a Linear layer after it are evaluated at all points of a line at once (`kinks`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
+from tether.ensemble.hooks import hooked
 from tether.measure import kinks
 from tether.measure.batches import Batch, Loss, batches, loss_in, outputs
 from tether.measure.states import State, mix, statistics
@@ -24,7 +25,7 @@ from tether.measure.untouched import untouched
 
 __all__ = ["CHUNK", "Found", "evaluate"]
 
-CHUNK = 512  # rows: activations of a few hundred units then stay in the cache
+CHUNK = 512  # rows, so that activations of a few hundred units stay in the cache
 ROOM = 2**28  # bytes of mixed tensors that may be kept from one batch to the next
 AFFINE = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -57,17 +58,17 @@ def evaluate(
     recalibrate: Any = None,
     fast: bool = True,
 ) -> Found:
-    """Mean losses at the states Σ_j w_j θ_j with Σ_j w_j = 1; every batch is read once, for all of them.
+    """Mean losses at the states Σ_j w_j θ_j with Σ_j w_j = 1. Every batch is read once for all states.
 
     Args:
-        model: in eval mode while it is measured, and left as it was.
+        model: measured in eval mode, and left as it was.
         states: the θ_j.
         weights: rows of one number for each of them, of sum 1.
         data: as `batches` takes it.
         loss: a mean over rows.
         chunk: rows of a pair to take at a time; None takes all.
         recalibrate: data from which every state gets BatchNorm statistics of its own.
-        fast: False runs the whole model at every state, also where a chain would serve.
+        fast: False runs the whole model at every state.
     """
     with untouched(model), torch.no_grad():
         extra: list[dict[str, torch.Tensor]] = [{} for _ in weights]
@@ -78,7 +79,7 @@ def evaluate(
 
 
 class _Walk:
-    """The stages of a network, parted into what all points have in common and the rest."""
+    """The stages of a network, split into those that all points have in common and the rest."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class _Walk:
         return Found(found, torch.tensor(right, dtype=torch.float64) / count if judged else None)
 
     def answers(self, batch: Batch) -> Callable[[int], Any]:
-        """What the network says at each point, with the common part done."""
+        """The outputs of the network at each point, from those of the common part."""
         args, kwargs = batch.args, batch.kwargs
         if self.before:
             tensors = [{own: self.states[0][name] for own, name in s.names.items()} for s in self.before]
@@ -130,20 +131,20 @@ class _Walk:
         ends = [
             _call(layer, {own: state[name] for own, name in layer.names.items()}, args, kwargs) for state in self.states
         ]
-        if self.kinked and kinks.serves(ends, len(self.weights)) and len(ends[0]) * self.bytes_per_row <= ROOM:
+        if self.kinked and kinks.suits(ends, len(self.weights)) and len(ends[0]) * self.bytes_per_row <= ROOM:
             behind = kinks.through(ends, *self.kinked, [alpha for _, alpha in self.weights])
             return lambda p: _run(self.rest[3:], self.tensors(p)[3:], (behind[p],), {})
 
         def answer(p: int) -> Any:
             mixed = mix(ends, self.weights[p])
             if any(mixed is z for z in ends) and after:
-                mixed = mixed.clone()  # what follows may work in place
+                mixed = mixed.clone()  # later stages may work in place
             return _run(after, self.tensors(p)[1:], (mixed,), {})
 
         return answer
 
     def kinks(self) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
-        """Weights, turned, and biases of the Linear layer behind the first ReLU; None where `kinks` cannot serve."""
+        """Transposed weights and biases of the Linear layer after the first ReLU; None if `kinks` cannot be used."""
         alphas = [row[-1] for row in self.weights]
         increasing = all(a < b for a, b in pairwise(alphas))
         line = all(len(row) == 2 and abs(row[0] + row[1] - 1) < 1e-12 for row in self.weights)
@@ -154,7 +155,7 @@ class _Walk:
         turned = [state[names["weight"]].t().contiguous() for state in self.states]
         biases = [state[names["bias"]] for state in self.states if "bias" in names]
         finite = all(bool(bias.isfinite().all()) for bias in biases)
-        return (turned, biases) if finite and kinks.serves(turned, len(alphas)) else None
+        return (turned, biases) if finite and kinks.suits(turned, len(alphas)) else None
 
     def tensors(self, p: int) -> list[dict[str, torch.Tensor]]:
         if p in self.kept:
@@ -180,7 +181,7 @@ class _Walk:
 
 def _chain(model: nn.Module) -> list[Stage] | None:
     """The modules of a Sequential in order, nested ones opened; None for other models, and for those with hooks."""
-    if type(model) is not nn.Sequential or any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+    if type(model) is not nn.Sequential or any(map(hooked, model.modules())):
         return None
     stages: list[Stage] = []
 
@@ -226,7 +227,7 @@ def _copy(tree: Any) -> Any:
 
 
 def _hits(answer: Any, targets: Any, loss: Loss | None) -> float | None:
-    """How many rows of a classifier's answer are right; None where there are no classes."""
+    """The number of correct rows of a classifier's output; None if the targets are not classes."""
     if not isinstance(answer, torch.Tensor) and not hasattr(answer, "logits"):
         return None
     out = outputs(answer)
@@ -243,7 +244,7 @@ def _hits(answer: Any, targets: Any, loss: Loss | None) -> float | None:
 def _gather(
     model: nn.Module, states: Sequence[State], weights: Sequence[Sequence[float]], data: Any
 ) -> list[dict[str, torch.Tensor]]:
-    """BatchNorm statistics of every state: means over the batches, as BatchNorm itself takes them in training."""
+    """BatchNorm statistics of every state: means over the batches, as BatchNorm computes them in training."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     fresh = {name: torch.ones_like if name.endswith("var") else torch.zeros_like for name in statistics(model)}
     found = [{name: make(states[0][name]) for name, make in fresh.items()} for _ in weights]

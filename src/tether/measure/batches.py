@@ -1,4 +1,4 @@
-"""Data as every measure takes it: a pair, a loader or any iterable of batches, each a pair or a dictionary."""
+"""The data of a measure: a pair, a loader or any iterable of batches, each a pair or a dictionary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGETS = ("labels", "label")
 
 
 class Batch(NamedTuple):
-    """What one call of the model takes, and what it should answer."""
+    """The arguments of one call of the model, and the targets."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many points it holds: its weight in a mean."""
+        """The number of points, which is its weight in a mean."""
         for x in (self.targets, *self.args, *self.kwargs.values()):
             if isinstance(x, torch.Tensor) and x.dim():
                 return len(x)
@@ -31,11 +31,11 @@ class Batch(NamedTuple):
 
 
 def batches(data: Any, chunk: int | None = None) -> list[Batch] | Iterable[Batch]:
-    """The data as batches that can be gone through again and again.
+    """The data as batches that can be iterated several times.
 
     Args:
         data: a pair of tensors (inputs, targets); or an iterable of batches, each such a pair or a dictionary of
-            keyword arguments as Hugging Face's models take them. An iterator that runs dry is read once and kept.
+            keyword arguments as Hugging Face's models take them. An iterator is read once and kept.
         chunk: split a pair of tensors into batches of so many rows.
     """
     if isinstance(data, Mapping) or _is_pair(data):
@@ -54,7 +54,7 @@ def batches(data: Any, chunk: int | None = None) -> list[Batch] | Iterable[Batch
 
 
 class _Batches:
-    """Batches made anew at every pass, so that a loader need not fit in memory."""
+    """Batches created at every pass, so that a loader need not fit in memory."""
 
     def __init__(self, data: Iterable[Any]) -> None:
         self.data = data
@@ -91,7 +91,7 @@ def _batch(item: Any) -> Batch:
 
 
 def outputs(answer: Any) -> torch.Tensor:
-    """The tensor in a model's answer: itself, or the logits of a Hugging Face output."""
+    """The tensor in a model's output: itself, or the logits of a Hugging Face output."""
     if isinstance(answer, torch.Tensor):
         return answer
     logits = answer.get("logits") if isinstance(answer, Mapping) else getattr(answer, "logits", None)
@@ -106,7 +106,7 @@ def loss_of(call: Callable[..., Any], batch: Batch, loss: Loss | None = None) ->
 
 
 def loss_in(answer: Any, batch: Batch, loss: Loss | None = None) -> torch.Tensor:
-    """As `loss_of`, of an answer that the model has given already."""
+    """As `loss_of`, from an output that is known already."""
     if loss is None:
         own = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
         if isinstance(own, torch.Tensor):
@@ -118,7 +118,7 @@ def loss_in(answer: Any, batch: Batch, loss: Loss | None = None) -> torch.Tensor
 
 @torch.no_grad()
 def mean_loss(call: Callable[..., Any], data: Iterable[Batch], loss: Loss | None = None) -> float:
-    """Mean over all points: batches weigh by their rows, the last one too."""
+    """Mean over all points: every batch has its number of rows as weight."""
     total, count = 0.0, 0
     for batch in data:
         total += float(loss_of(call, batch, loss)) * batch.rows

@@ -17,7 +17,7 @@ __all__ = ["Boundary", "boundary"]
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where a score passes its level, in a rectangle of the plane."""
+    """The curves on which a score has a given level, in a rectangle of the plane."""
 
     curves: list[Curve]
     field: Array  # the score on the grid: field[j, i] at the i-th x and the j-th y
@@ -26,7 +26,7 @@ class Boundary:
 
     @property
     def exists(self) -> bool:
-        """False where all of the rectangle is of one class."""
+        """False if the whole rectangle belongs to one class."""
         return bool(self.curves)
 
     @property
@@ -40,7 +40,7 @@ class Boundary:
         return f"boundary of length {self.length:.4g} in {len(self.curves)} curves, {closed} of them closed"
 
     def plot(self, ax: Any = None, data: tuple[Any, Any] | None = None) -> Any:
-        """Both classes as areas, the boundary as a line, and points with their classes 0 and 1 where given."""
+        """Both classes as areas, the boundary as a line, and points with their classes 0 and 1 if given."""
         import matplotlib.pyplot as plt
 
         ax = plt.subplots(layout="constrained")[1] if ax is None else ax
@@ -68,9 +68,10 @@ def boundary(f: Any, extent: Extent, *, grid: int = 1000, level: float = 0.0, ch
     boundary of length 12.57 in 1 curves, 1 of them closed
 
     Args:
-        f: a model or function that takes points, a tensor of shape (n, 2), and answers with a score for each, or with
-            two of which the difference, second minus first, is taken. A model in half precision is measured in single:
-            its own steps are coarser than the grid. A function around a model runs it as it is, in training mode too.
+        f: a model or function that takes points, a tensor of shape (n, 2), and returns one score for each, or two
+            scores, of which the difference (second minus first) is taken. A model in half precision is evaluated in
+            single precision, since its own rounding is coarser than the grid. A model inside a function is run in its
+            current mode.
         extent: the rectangle (x0, x1, y0, y1).
         grid: points along each side.
         level: of the score on the boundary: 0 for a logit, 0.5 for a probability.

@@ -46,7 +46,7 @@ class Curvature:
 
     @property
     def exists(self) -> bool:
-        """False where there is no boundary, and the curvature is nan."""
+        """False if there is no boundary; the curvature is then nan."""
         return bool(self.curves)
 
     @property
@@ -90,7 +90,7 @@ def boundary_curvature(
     level: float = 0.0,
     chunk: int = 4096,
 ) -> Curvature:
-    """Curvature of the curve φ = level, φ being f smoothed by a Gaussian (section 4.7.3.3).
+    """Curvature of the curve φ = level, with φ = f smoothed by a Gaussian (section 4.7.3.3).
 
     ``κ = |φ_xx φ_y² − 2 φ_xy φ_x φ_y + φ_yy φ_x²| / (φ_x² + φ_y²)^{3/2}`` at points moved onto the curve by Newton's
     method, averaged over its length.
@@ -101,18 +101,18 @@ def boundary_curvature(
     >>> print(circle.contour)
     contour estimate: mean 0.5778, std 0.2843, max 1.124
 
-    The boundary of a ReLU network is a polygon: its curvature is 0 but at the corners, where there is none, so it has
-    to be smoothed over some scale. A corner by the angle α then counts α in ``mean · length``, whatever the scale, but
-    its largest curvature goes as 1/smoothing.
+    The boundary of a ReLU network is a polygon: its curvature is 0 except at the corners, where it is not defined. So
+    it must be smoothed over some scale. A corner of angle α then contributes α to ``mean · length``, for any scale, but
+    its largest curvature is proportional to 1/smoothing.
 
     ``.contour`` holds the estimate of the thesis, ``κ = |x''y' − x'y''| / (x'² + y'²)^{3/2}`` (4.60) by central
-    differences from point to point of the contour on the grid, over all points alike. These lie unevenly, so it does
-    not converge as the grid gets finer: on circles its mean is 15 % too large. Two points close to each other make it
-    as large as one likes. It compares classifiers on equal grids.
+    differences from point to point of the contour on the grid, with equal weight for all points. The points are not
+    evenly spaced, so the estimate does not converge on finer grids: for circles its mean is 15 % too large, and two
+    close points can make it arbitrarily large. Use it to compare classifiers on equal grids.
 
     Args:
-        f: a model or function that takes points, a tensor of shape (n, 2), and answers with a score for each, or with
-            two logits, of which the difference is taken.
+        f: a model or function that takes points, a tensor of shape (n, 2), and returns one score for each, or two
+            logits, of which the difference is taken.
         extent: the rectangle (x0, x1, y0, y1).
         smoothing: width (standard deviation) of the Gaussian, in units of the plane, at least one cell of the grid;
             None takes two cells. 0 takes f as it is, with derivatives by autograd.
@@ -150,7 +150,7 @@ def _curvature(fx: Array, fy: Array, fxx: Array, fxy: Array, fyy: Array) -> Arra
 
 
 def _over_length(curves: list[Curve], values: list[Array]) -> tuple[float, float, float]:
-    """Mean and deviation, each point weighing half of the two steps next to it."""
+    """Mean and deviation, with half the length of the two neighbouring steps as the weight of a point."""
     if not curves:
         return math.nan, math.nan, math.nan
     weights = []
@@ -164,7 +164,7 @@ def _over_length(curves: list[Curve], values: list[Array]) -> tuple[float, float
 
 
 def _estimate(curves: list[Curve]) -> ContourEstimate:
-    """(4.60), a derivative being a central difference over the number of the point."""
+    """(4.60), with central differences over the index of the point as derivatives."""
     values = []
     for points, closed in curves:
         if len(points) < 3:
@@ -182,7 +182,7 @@ def _estimate(curves: list[Curve]) -> ContourEstimate:
 
 
 def _onto(curve: Curve, derivatives: Any, cell: float) -> Curve:
-    """The points of a curve moved along ∇φ onto φ = 0, by at most a cell in each of a few steps."""
+    """The points of a curve moved along ∇φ onto φ = 0, in a few steps of at most one cell each."""
     points = curve.points
     for _ in range(4):
         value, fx, fy, *_ = derivatives(points)
@@ -196,7 +196,7 @@ def _onto(curve: Curve, derivatives: Any, cell: float) -> Curve:
 
 
 def _refuse_polygons(jets: list[Jet], curves: list[Curve]) -> None:
-    """f without smoothing must bend where its boundary does."""
+    """Raise for a piecewise linear f: without smoothing its curvature would be 0."""
     flat = all(not np.any(second) for jet in jets for second in jet[3:])
     if flat and any(np.ptp(np.arctan2(jet[2], jet[1])) > 1e-6 for jet in jets):
         raise ValueError(

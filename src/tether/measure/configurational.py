@@ -1,4 +1,4 @@
-"""Configurational temperature: how hot the parameters are, told from forces alone."""
+"""Configurational temperature: the temperature of the parameters, computed from forces alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 64  # of the Hessian at a time
 
 @dataclass(frozen=True)
 class Configurational:
-    """Two thermometers that need no momenta; both read τ where θ is distributed as exp(−U/τ)."""
+    """Two estimates of the temperature without momenta; both are τ if θ is distributed as exp(−U/τ)."""
 
     mean: float  # ⟨|∇U|²⟩/⟨ΔU⟩; nan where ⟨ΔU⟩ is not positive
     error: float  # standard error
@@ -48,7 +48,7 @@ class Configurational:
         return f"configurational temperature {form}, virial {shown[1]}, from {count} draw{'s' * (count > 1)}"
 
     def plot(self, ax: Any = None) -> Any:
-        """Both readings as they settle with the number of draws."""
+        """Both estimates as functions of the number of draws."""
         import matplotlib.pyplot as plt
 
         ax = plt.subplots(layout="constrained")[1] if ax is None else ax
@@ -74,8 +74,8 @@ def configurational_temperature(
 ) -> Configurational:
     """⟨|∇U|²⟩/⟨ΔU⟩ and ⟨θ·∇U⟩/N: both are τ under exp(−U/τ), by an integration by parts.
 
-    U(θ) is the mean loss plus ``weight_decay``/2 |θ|², with θ the parameters that require gradients. Where a sampler's
-    momenta are right and this is not, its steps are too long or its gradients too noisy.
+    U(θ) is the mean loss plus ``weight_decay``/2 |θ|², with θ the parameters that require gradients. If the kinetic
+    temperature of a sampler is right and this one is not, its steps are too long or its gradients too noisy.
 
     >>> well = nn.Linear(50, 1, bias=False)
     >>> stiffness = torch.linspace(1, 9, 50)
@@ -85,13 +85,13 @@ def configurational_temperature(
     >>> print(configurational_temperature(well, loss=energy, draws=draws))
     configurational temperature 0.2957 ± 0.0064, virial 0.2977 ± 0.0069, from 100 draws
 
-    ReLU networks have part of ΔU in their kinks, which autograd does not see: only the virial serves them.
+    For ReLU networks part of ΔU comes from kinks, which autograd does not see: only the virial is valid for them.
 
     Args:
-        model: its parameters as they stand are the only draw, unless `draws` are given.
-        data: as everywhere; None for an energy of the model alone, ``loss(model)``.
+        model: its current parameters are the only draw, unless `draws` are given.
+        data: a pair, a loader or an iterable of batches; None for an energy of the model alone, ``loss(model)``.
         loss: ``loss(output, target)``; the default is cross-entropy, or the model's own.
-        draws: of `tether.sample`, all chains together, or a list of state dicts.
+        draws: the result of `tether.sample`, all chains together, or a list of state dicts.
         weight_decay: as in the optimizer that sampled.
         probes: random vectors for ΔU by Hutchinson's estimate; 0 takes the exact one. None is 0 up to 1000 parameters,
             and 10 above.
@@ -100,7 +100,7 @@ def configurational_temperature(
     named = {name: x for name, x in model.named_parameters() if x.requires_grad}
     n = sum(x.numel() for x in named.values())
     if not n:
-        raise ValueError("no parameter requires a gradient: there is nothing whose temperature could be taken")
+        raise ValueError("no parameter requires a gradient: there is no temperature to measure; unfreeze some")
     if data is None and loss is None:
         raise ValueError("give data, or the energy itself as loss=, a function of the model")
     count = (0 if n <= SMALL else PROBES) if probes is None else probes

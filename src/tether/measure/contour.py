@@ -14,14 +14,14 @@ Integers = npt.NDArray[np.int64]
 
 
 class Curve(NamedTuple):
-    """Points along a level curve, in order; a closed one goes on from its last point to its first."""
+    """Points along a level curve, in order. A closed curve continues from its last point to its first."""
 
     points: Array
     closed: bool
 
     @property
     def steps(self) -> Array:
-        """Lengths from each point to the next; of an open curve there is one less than of points."""
+        """Lengths from each point to the next; an open curve has one less than points."""
         ahead = np.roll(self.points, -1, axis=0) if self.closed else self.points[1:]
         return np.hypot(*(ahead - self.points[: len(ahead)]).T)
 
@@ -31,10 +31,10 @@ class Curve(NamedTuple):
 
 
 def contour(x: Array, y: Array, z: Array, level: float = 0.0) -> list[Curve]:
-    """The curves z = level, with their points on the edges of the grid, where z is taken to be linear.
+    """The curves z = level, with points on the edges of the grid, along which z is interpolated linearly.
 
-    ``z[j, i]`` belongs to ``(x[i], y[j])``. A cell whose corners are high and low by turns is cut as the mean of its
-    corners says.
+    ``z[j, i]`` belongs to ``(x[i], y[j])``. In a cell with alternating high and low corners the mean of the corners
+    decides how it is cut.
     """
     above = z > level
     rows, columns = z.shape
@@ -50,7 +50,7 @@ def contour(x: Array, y: Array, z: Array, level: float = 0.0) -> list[Curve]:
 
 
 def _crossings(x: Array, y: Array, z: Array, level: float, starts: tuple[Any, ...], up: int) -> Array:
-    """Where z = level on edges, given by the rows and columns of where they start."""
+    """The points with z = level on edges, given by the row and column of their first corner."""
     j, i = starts
     low, high = z[j, i], z[j + up, i + 1 - up]
     share = (level - low) / (high - low)
@@ -80,7 +80,7 @@ def _pieces(above: npt.NDArray[np.bool_], z: Array, level: float) -> Integers:
 
 
 def _chains(points: Array, pieces: Integers) -> list[Curve]:
-    """Pieces joined end to end: every point ends one piece, at the rim of the grid, or two."""
+    """The pieces joined to curves. A point belongs to two pieces, or to one at the rim of the grid."""
     neighbours: list[list[int]] = [[] for _ in points]
     for a, b in pieces.tolist():
         neighbours[a].append(b)
@@ -101,6 +101,6 @@ def _chains(points: Array, pieces: Integers) -> list[Curve]:
 
 
 def _distinct(points: Array, closed: bool) -> Curve:
-    """Without points that repeat the one before, as there are where z = level at a corner of the grid."""
+    """The curve without repeated points, which occur if z = level at a corner of the grid."""
     fresh = (points != np.roll(points, 1, axis=0)).any(1)
     return Curve(points[fresh], closed)

@@ -1,4 +1,4 @@
-"""What random probes tell of a Hessian too large to be computed: the density of its spectrum, and its trace."""
+"""The spectral density and the trace of a Hessian that is too large to compute, from random probes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tether.measure.batches import Loss
 from tether.measure.each import each
 from tether.measure.hessian import hessian, trained
 from tether.measure.lanczos import quadrature
-from tether.measure.spectrum import ZERO, whole
+from tether.measure.spectrum import ZERO, check_counts
 
 __all__ = ["Density", "Trace", "hessian_trace", "spectral_density"]
 
 
 @dataclass(frozen=True)
 class Density:
-    """How the eigenvalues of a Hessian are spread, and which fractions of them are negative, zero and positive.
+    """The density of the eigenvalues of a Hessian, and the fractions that are negative, zero and positive.
 
     Attributes:
-        grid: where the density is given.
+        grid: the points at which the density is given.
         density: of an eigenvalue drawn at random, broadened by a Gaussian of standard deviation `width`.
         standard_error: of the density, over probes (0 if `exact`).
         negative: fraction of eigenvalues below −cutoff; an estimate unless `exact`.
@@ -35,7 +35,7 @@ class Density:
         width: of the Gaussian.
         parameters: how many eigenvalues there are.
         exact: from all eigenvalues.
-        probes: how many random vectors (0 if `exact`).
+        probes: the number of random vectors (0 if `exact`).
     """
 
     grid: torch.Tensor
@@ -96,7 +96,7 @@ class Trace:
         return f"trace of the Hessian of {self.parameters} parameters: {value}"
 
     def plot(self, ax: Any = None) -> Any:
-        """The running mean of the probes with its standard error; a line where the trace is exact."""
+        """The running mean of the probes with its standard error; a line if the trace is exact."""
         import matplotlib.pyplot as plt
 
         ax = plt.subplots()[1] if ax is None else ax
@@ -131,25 +131,25 @@ def spectral_density(
     """Density of the eigenvalues of the Hessian of the mean loss, by stochastic Lanczos quadrature.
 
     For a random vector v, vᵀf(H)v/|v|² = Σ τ f(θ) with the nodes θ and weights τ of Lanczos from v; its mean is the
-    mean of f over the eigenvalues. Of small models all eigenvalues are computed instead.
+    mean of f over the eigenvalues. For small models all eigenvalues are computed instead.
 
     Args:
-        model: in eval mode meanwhile; frozen parameters take no part.
+        model: measured in eval mode; frozen parameters do not count.
         data: a pair (inputs, targets), a loader or an iterable of batches; the same points at every pass.
         loss: ``loss(output, target)``, a mean over the batch; cross-entropy, or the model's own for dictionaries.
         probes: how many random vectors, 2 or more.
-        steps: of Lanczos for each: more tell close eigenvalues apart.
-        width: standard deviation of the Gaussian that stands for an eigenvalue; by default 1 % of the range.
-        points: of the grid.
+        steps: steps of Lanczos for each; more of them resolve closer eigenvalues.
+        width: standard deviation of the Gaussian that represents an eigenvalue; by default 1 % of the range.
+        points: the number of points of the grid.
         where: glob on parameter names, several joined by ``|``.
         dense: compute all eigenvalues of up to so many parameters.
         zero: eigenvalues within ±zero·max|λ| count as zero; 1e-8 if all are computed, else 1e-3.
-        seed: of the probes; the global random state is left alone.
+        seed: the seed of the probes; the global random state is not used.
         dtype: precision to compute in; float64 for the whole matrix, else the model's own, float32 at least.
-        cache: keep the graph of the gradient of every batch; by default if there is but one batch.
+        cache: keep the graph of the gradient of every batch; by default if there is only one batch.
         chunk: split a pair into batches of so many rows, to save memory.
     """
-    whole(probes=probes, steps=steps, points=points, dense=dense)
+    check_counts(probes=probes, steps=steps, points=points, dense=dense)
     if width is not None and not (math.isfinite(width) and width > 0):
         raise ValueError(f"width={width!r} must be finite and > 0, e.g. width=0.1")
     size = sum(x.numel() for x in trained(model, where).values())
@@ -172,7 +172,7 @@ def spectral_density(
     grid = torch.linspace(low - 5 * width, high + 5 * width, points, dtype=torch.float64)
 
     def mean(f: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of f over the eigenvalues, with its standard error."""
+        """The mean of f over the eigenvalues, with its standard error."""
         found = torch.stack([f(θ) @ τ for θ, τ in rules])
         spread = torch.zeros_like(found[0]) if exact else found.std(0) / math.sqrt(probes)
         return found.mean(0), spread
@@ -218,18 +218,18 @@ def hessian_trace(
     """Trace of the Hessian of the mean loss: the mean of vᵀHv over random signs v (Hutchinson).
 
     Args:
-        model: in eval mode meanwhile; frozen parameters take no part.
+        model: measured in eval mode; frozen parameters do not count.
         data: a pair (inputs, targets), a loader or an iterable of batches; the same points at every pass.
         loss: ``loss(output, target)``, a mean over the batch; cross-entropy, or the model's own for dictionaries.
         probes: how many random vectors, 2 or more.
         where: glob on parameter names, several joined by ``|``.
         dense: compute the diagonal itself of up to so many parameters.
-        seed: of the probes; the global random state is left alone.
+        seed: the seed of the probes; the global random state is not used.
         dtype: precision to compute in; float64 for the whole matrix, else the model's own, float32 at least.
-        cache: keep the graph of the gradient of every batch; by default if there is but one batch.
+        cache: keep the graph of the gradient of every batch; by default if there is only one batch.
         chunk: split a pair into batches of so many rows, to save memory.
     """
-    whole(probes=probes, dense=dense)
+    check_counts(probes=probes, dense=dense)
     size = sum(x.numel() for x in trained(model, where).values())
     exact = size <= dense
     if not exact and probes < 2:

@@ -13,8 +13,8 @@ from tether.measure.score import Score
 __all__ = ["ByAutograd", "Jet", "Smooth"]
 
 Jet = tuple[Array, Array, Array, Array, Array, Array]  # φ, φ_x, φ_y, φ_xx, φ_xy, φ_yy
-REACH = 6.5  # a Gaussian is cut so many widths from its middle, at 7e-10 of its height
-FINE = 6  # points of the grid in a Gaussian's width that are enough for its sums
+REACH = 6.5  # a Gaussian is cut at so many widths from its centre, at 7e-10 of its height
+FINE = 6  # so many grid points per width of a Gaussian are enough for its sums
 
 
 class ByAutograd:
@@ -34,7 +34,9 @@ class ByAutograd:
         with torch.enable_grad():
             value = self.score(p) - self.level
             if not value.requires_grad:
-                raise ValueError("smoothing=0 differentiates f by autograd, which f breaks: give smoothing > 0 instead")
+                raise ValueError(
+                    "smoothing=0 differentiates f by autograd, but f is not differentiable: use smoothing>0"
+                )
             (first,) = torch.autograd.grad(value.sum(), p, create_graph=True)
             second = [
                 torch.autograd.grad(part.sum(), p, retain_graph=True, allow_unused=True)[0]
@@ -63,7 +65,7 @@ class Smooth:
         self.y = y[0] + hy * np.arange(-ry, len(y) + ry)
         values = score.on(self.x, self.y)
         self.inner = values[ry:-ry, rx:-rx]
-        # Weights add up to 1 but for rounding: they have least to lose where the score is 0 on the boundary.
+        # The weights add up to 1 up to rounding, so the error is smallest if the score is 0 on the boundary.
         self.values = values - level
 
     def field(self) -> Array:
@@ -76,7 +78,7 @@ class Smooth:
         return up @ self.values @ across.T
 
     def weights(self, distance: Array, step: float) -> tuple[Array, Array, Array]:
-        """Those of a sum over the grid for the Gaussian and its first two derivatives at a distance."""
+        """The weights of a sum over the grid for the Gaussian and its first two derivatives."""
         u, s = distance / self.width, self.width
         g = step * np.exp(-(u**2) / 2) / (s * math.sqrt(2 * math.pi))
         return g, -u / s * g, (u**2 - 1) / s**2 * g

@@ -1,4 +1,4 @@
-"""A measure of replicas is a list, with the measure of each."""
+"""Measures of replicas: a list with the result for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Measure(Protocol[P, R]):
 
 
 def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P, R]]:
-    """Let a function of a plain module take a `tether.Replicas` too, and answer with a list: one result per replica.
+    """Let a function of a module also take `tether.Replicas`; it then returns a list with one result per replica.
 
     >>> @each()
     ... def largest(model, data=None):
@@ -36,8 +36,8 @@ def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P
     3
 
     Args:
-        states: names of the arguments that are state dicts. One of the replicas together, with the replica as first
-            axis of every tensor, is sliced; one of a single network goes to all.
+        states: names of the arguments that are state dicts. A state dict of all replicas, with the replica as first
+            axis of every tensor, is sliced. One of a single network is used for all.
     """
 
     def decorate(measure: Callable[Concatenate[Any, P], R]) -> Measure[P, R]:
@@ -50,7 +50,7 @@ def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P
                 return alone(model, *args, **kwargs)
             given = signature.bind(model, *args, **kwargs).arguments
             name = next(iter(given))
-            # what runs dry is read once, for all
+            # an iterator is read once, for all replicas
             shared = {key: list(x) if isinstance(x, Iterator) else x for key, x in given.items() if key != name}
             extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
             shared.update(shared.pop(extra, {}))
@@ -66,7 +66,7 @@ def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P
 
 
 def _slice(state: Any, i: int, one: nn.Module) -> Any:
-    """Replica i of a state dict that holds all; others as they are."""
+    """The part of replica i of a state dict that holds all; other arguments are returned as they are."""
     alone = one.state_dict()
     if not isinstance(state, Mapping) or state.keys() != alone.keys():
         return state

@@ -1,4 +1,4 @@
-"""The Hessian of a mean loss, as what it does to vectors."""
+"""The Hessian of a mean loss, as an operator on vectors."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def hessian(
     cache: bool | None = None,
     chunk: int | None = None,
 ) -> Iterator[Hessian]:
-    """The Hessian of the mean loss while the model is held still, in eval mode."""
+    """The Hessian of the mean loss. Inside the block the model is in eval mode; afterwards it is as before."""
     # Fused attention has no second derivative.
     with untouched(model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         yield Hessian(model, data, loss, where, dtype, cache, chunk)
 
 
 def trained(model: nn.Module, where: str = "*") -> dict[str, nn.Parameter]:
-    """The parameters that the glob matches and that are not frozen; at least one."""
+    """The parameters that match the glob and are not frozen. Raises if there are none."""
     free = {name: x for name, x in model.named_parameters() if x.requires_grad}
     found = {name: x for name, x in free.items() if matches(name, where)}
     if not found:
@@ -52,8 +52,8 @@ def trained(model: nn.Module, where: str = "*") -> dict[str, nn.Parameter]:
 class Hessian:
     """v ↦ H v = ∇(vᵀ∇L), with v flat: the chosen parameters one after another.
 
-    With a cached graph the gradient ∇L is computed once and stays, so that a product is a single pass back through
-    it, about two forward passes. Without, every product goes through the data again, one batch in memory at a time.
+    With a cached graph the gradient ∇L is computed once and kept; a product is then one backward pass through it and
+    costs about two forward passes. Without it every product reads the data again, with one batch in memory at a time.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Hessian:
         return functional_call(self._model, self._state, args, kwargs)
 
     def _graphs(self) -> Iterator[tuple[Batch, Gradients]]:
-        """The gradient of every batch, with its graph; the whole pass must give the loss of the first one."""
+        """The gradient of every batch, with its graph. Raises if the loss differs from that of the first pass."""
         total, rows = 0.0, 0
         for given in self._data:
             batch = given._replace(
@@ -128,7 +128,7 @@ class Hessian:
         seen = 0.0
         for rows, gradients in self._kept or ((batch.rows, g) for batch, g in self._graphs()):
             seen += rows
-            # a running mean: how many points there are is known only after the first pass
+            # a running mean, since the number of points is known only after the first pass
             result.lerp_(self._product(gradients, v), rows / seen)
         if not bool(torch.isfinite(result.sum())):
             raise ValueError(

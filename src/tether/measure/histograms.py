@@ -1,4 +1,4 @@
-"""Distributions of weights and biases over the time of a training."""
+"""Distributions of weights and biases during training."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PREFIX, EDGES = "histogram of ", "histogram edges"
 
 @dataclass(frozen=True)
 class Distributions:
-    """Histograms of each tensor at every record; those of replicas are one."""
+    """Histograms of each tensor at every record; replicas are counted together."""
 
     steps: list[int]
     edges: Array
     counts: dict[str, Array]  # records × bins
-    outside: dict[str, Array]  # how many values lay outside the bins, at every record
+    outside: dict[str, Array]  # the number of values outside the bins, at every record
 
     def near_zero(self, name: str, within: float) -> Array:
         """The fraction of values in the bins inside ±within, at every record."""
@@ -60,7 +60,7 @@ class Distributions:
         return ax
 
     def _chosen(self, steps: Sequence[int] | None) -> list[int]:
-        """Rows of the given steps; else the first, the last and some between, evenly on a logarithmic scale."""
+        """The rows of the given steps; by default the first, the last and some between, evenly in log(step)."""
         if steps is None:
             spread = np.geomspace(self.steps[0], self.steps[-1], 4)
             return sorted({int(np.abs(np.array(self.steps) - step).argmin()) for step in spread})
@@ -76,8 +76,8 @@ def histograms(
     """A callback of `tether.train` that records the histogram of every parameter, for `distributions`.
 
     Args:
-        limits: of the bins; values outside are counted apart.
-        bins: equal ones between the limits.
+        limits: the range of the bins; values outside are counted separately.
+        bins: the number of equal bins between the limits.
         where: a glob on names of parameters.
     """
     low, high = limits
@@ -94,7 +94,7 @@ def histograms(
         for name, x in model.named_parameters():
             if x.numel() and matches(name, where):
                 rows = x.detach().double().cpu().reshape(max(many, 1), -1)
-                # The place among the edges: 0 below all of them, bins + 1 above; the last edge belongs to its bin.
+                # The index of the bin: 0 is below all, bins + 1 above. The last edge belongs to the last bin.
                 places = torch.bucketize(rows, edges, right=True)
                 places[rows == high] = bins
                 places[rows.isnan()] = bins + 1

@@ -1,4 +1,4 @@
-"""What a network's answer does when a layer is stretched (GD-dynamics slides)."""
+"""How the output of a network changes when a layer is scaled (GD-dynamics slides)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tether.measure.batches import Batch, batches, outputs
 from tether.measure.each import each
 from tether.measure.untouched import untouched
 
-__all__ = ["Homogeneity", "check", "homogeneity", "layers", "parameter"]
+__all__ = ["Homogeneity", "check_homogeneity", "homogeneity", "layer_weights", "parameter"]
 
 
 @dataclass(frozen=True)
 class Homogeneity:
-    """How a network answers when a layer is stretched: Σ W ∂f/∂W = f for every layer of a ReLU net without biases.
+    """How the output changes when a layer is scaled: Σ W ∂f/∂W = f for every layer of a ReLU net without biases.
 
     Attributes:
         degrees: for each layer, the r for which Σ W ∂f/∂W = r f holds best; 1 in such a net.
@@ -64,8 +64,8 @@ class Homogeneity:
 def homogeneity(model: nn.Module, data: Any) -> Homogeneity:
     """Check Σ W ∂f/∂W = f for each layer: f(W; x) = Π ρ_k f(W/ρ; x) follows from it (GD-dynamics slides).
 
-    Biases break it for all layers before the last, and BatchNorm with its running statistics. A layer is a parameter
-    of two or more dimensions.
+    It does not hold with biases before the last layer, nor with BatchNorm and its running statistics. A layer is a
+    parameter of two or more dimensions.
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(2, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
@@ -73,24 +73,24 @@ def homogeneity(model: nn.Module, data: Any) -> Homogeneity:
     True
 
     Args:
-        model: any network; in eval mode meanwhile.
-        data: a pair (inputs, targets), a loader or an iterable of batches; the targets play no part.
+        model: any network; it is measured in eval mode.
+        data: a pair (inputs, targets), a loader or an iterable of batches; the targets are not used.
     """
     with untouched(model):
-        return check(model, batches(data))
+        return check_homogeneity(model, batches(data))
 
 
-def check(model: nn.Module, data: Iterable[Batch]) -> Homogeneity:
-    """As `homogeneity`, of a model already held still."""
+def check_homogeneity(model: nn.Module, data: Iterable[Batch]) -> Homogeneity:
+    """As `homogeneity`, for a model that is in eval mode already."""
     state = {name: _wide(x.detach()) for name, x in (*model.named_parameters(), *model.named_buffers())}
-    weights = {name: state[parameter(name, state)].requires_grad_() for name in layers(model)}
+    weights = {name: state[parameter(name, state)].requires_grad_() for name in layer_weights(model)}
     off, inner = dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)
     square = largest = 0.0
     for batch in data:
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():  # fused attention has no second derivative
             given = tree_map(_wide, (batch.args, batch.kwargs))
             f = outputs(functional_call(model, state, *given))
-            # the derivative of uᵀ∂f/∂W in u along W is that of f along W, for all points and outputs at once
+            # the derivative of uᵀ∂f/∂W by u, applied to W, is that of f along W, for all points and outputs at once
             u = torch.zeros_like(f, requires_grad=True)
             gradients = torch.autograd.grad(f, list(weights.values()), u, create_graph=True, materialize_grads=True)
         if not bool(torch.isfinite(f).all()):
@@ -111,11 +111,11 @@ def check(model: nn.Module, data: Iterable[Batch]) -> Homogeneity:
 
 
 def _wide(x: Any) -> Any:
-    """Half precision as single: its rounding would drown what is checked."""
+    """Half precision converted to single, since its rounding errors would be too large for the check."""
     return x.float() if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def layers(model: nn.Module) -> dict[str, torch.Tensor]:
+def layer_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """The weights of the layers, by the layers' names."""
     found = {name.removesuffix(".weight"): x.detach() for name, x in model.named_parameters() if x.dim() > 1}
     if not found:

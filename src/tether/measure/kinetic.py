@@ -1,4 +1,4 @@
-"""Kinetic temperature and equipartition: does every tensor have the energy that its temperature says?"""
+"""Kinetic temperature and equipartition: has every tensor the kinetic energy of its temperature?"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import SGD
 
+from tether.constrain import is_constrained
 from tether.engine.given import named as named_in
 from tether.engine.placed import degrees as freedom
 from tether.loop.train import Record
@@ -94,8 +95,8 @@ class Equipartition:
 def kinetic_temperature(opt: torch.optim.Optimizer) -> Any:
     """pᵀp/N of every tensor, as the last step left its momenta; a list of results where the optimizer holds replicas.
 
-    The standard error is that of independent Gaussian momenta, ``τ √(2/N)``. Where a step leaves them is said in
-    `tether.Optimizer.temperature`. Overdamped parts have none and are left out.
+    The standard error is that of independent Gaussian momenta, ``τ √(2/N)``. At which point of a step the momenta are
+    read is documented in `tether.Optimizer.temperature`. Overdamped parts have no momenta and are left out.
 
     >>> from tether import methods
     >>> net = torch.nn.Linear(100, 100)
@@ -105,9 +106,9 @@ def kinetic_temperature(opt: torch.optim.Optimizer) -> Any:
     kinetic temperature 0.009898 over 10100 degrees of freedom in 2 tensors, at most 0.72 standard errors off
 
     Args:
-        opt: tether's; or ``torch.optim.SGD`` with momentum, whose buffer v is that of Langevin dynamics without noise
-            of its own, word OBA, with step √lr and p = −√lr v, read after the kick. Others, such as Adam, have no
-            kinetic energy.
+        opt: a tether.Optimizer, or ``torch.optim.SGD`` with momentum. SGD with momentum is Langevin dynamics without
+            noise (word OBA) with step √lr and p = −√lr v, where v is the momentum buffer; it is read after the kick.
+            Other optimizers, such as Adam, have no kinetic energy.
     """
     readings = list(_readings(opt))
     many = isinstance(opt, Optimizer) and opt.replicas
@@ -144,8 +145,8 @@ def equipartition(record: Record, opt: torch.optim.Optimizer, burn_in: int = 0) 
 
     Args:
         record: of `tether.train` with ``callbacks=[thermometer]``.
-        opt: its optimizer, which knows what the temperatures should be.
-        burn_in: leave out readings of the first so many steps.
+        opt: its optimizer, which has the target temperatures.
+        burn_in: leave out the readings of so many first steps.
     """
     kept = [k for k, step in enumerate(record.steps) if step > burn_in]
     names = [name for name in record.metrics if name.startswith(PREFIX)]
@@ -208,7 +209,7 @@ def _torch(opt: torch.optim.Optimizer) -> Iterator[_Squares]:
             f"{type(opt).__name__} has no momenta with a kinetic energy: pass a tether.Optimizer, or torch.optim.SGD "
             "with momentum"
         )
-    if "__deepcopy__" in vars(opt):
+    if is_constrained(opt):
         raise TypeError("the degrees of freedom under tether.constrain are not known: use tether.Optimizer with on=")
     first = 0
     for number, group in enumerate(opt.param_groups):

@@ -1,11 +1,12 @@
 """Linear → ReLU → Linear at all points of a line at once: between its kinks the output is a parabola in α.
 
-With z_α = (1 − α) z_0 + α z_1 a hidden unit is on or off, and changes at most once. While S is the set of those on,
+With z_α = (1 − α) z_0 + α z_1 a hidden unit is on or off, and changes at most once. Where S is the set of units that
+are on,
 
     W_α relu(z_α) = (1 − α)² Σ_S z_0 W_0 + α(1 − α) Σ_S (z_0 W_1 + z_1 W_0) + α² Σ_S z_1 W_1,
 
-and the three sums change by one term at a kink: many points cost little more than a few. A bias is a unit that is
-always on, with z = 1. Compiled on first use; where that cannot be, the layers are run point by point.
+and the three sums change by one term at a kink. So many points cost little more than a few. A bias is a unit that is
+always on, with z = 1. The kernel is compiled on first use. Without it the layers are run point by point.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ import torch
 
 from tether import native
 
-__all__ = ["serves", "through"]
+__all__ = ["suits", "through"]
 
-FEW = 16  # points for which a product at each is as fast
+FEW = 16  # up to so many points a product at each point is as fast
 
 
-def serves(tensors: Sequence[torch.Tensor], points: int) -> bool:
-    """Can the kernel take these, pre-activations or weights, and is it worth while for so many points?"""
+def suits(tensors: Sequence[torch.Tensor], points: int) -> bool:
+    """Can the kernel take these pre-activations or weights, and is it faster for so many points?"""
     first = tensors[0]
     if len(tensors) != 2 or points < FEW or first.dim() != 2 or any(x.dtype != first.dtype for x in tensors):
         return False
     if not native.serves(first.dtype, first.device):
         return False
-    # what is infinite or no number must show, and a comparison would hide it
+    # inf and nan must appear in the result, but comparisons would hide them
     return all(math.isfinite(bound) for x in tensors if x.numel() for bound in x.aminmax())
 
 
@@ -42,7 +43,7 @@ def through(
     Args:
         z: pre-activations at α = 0 and 1, rows × units.
         weights: units × outputs, contiguous.
-        biases: may be none.
+        biases: may be empty.
         alphas: the points.
     """
     z = [x.detach().contiguous() for x in z]

@@ -1,4 +1,4 @@
-"""Eigenvalues of a symmetric operator from its products with vectors: Lanczos, orthogonal to all vectors before."""
+"""Eigenvalues of a symmetric operator from its products with vectors: Lanczos with full reorthogonalisation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Unconverged(RuntimeError):
-    """The eigenvalues asked for are not known to the tolerance asked for."""
+    """The requested eigenvalues have not converged to the requested tolerance."""
 
 
 class Extremes(NamedTuple):
-    """The smallest and the largest eigenvalues, ascending; an eigenvalue lies within `residuals` of each."""
+    """The smallest and the largest eigenvalues, ascending; each is within its residual of an eigenvalue."""
 
     values: torch.Tensor
     residuals: torch.Tensor
@@ -30,7 +30,7 @@ def normal(n: int, generator: torch.Generator, like: torch.Tensor) -> torch.Tens
 
 
 def expand(product: Product, Q: torch.Tensor, T: torch.Tensor, j: int) -> tuple[torch.Tensor, float]:
-    """Column j of T = QHQᵀ, and what of H q_j lies outside the rows 0…j of Q, with its norm."""
+    """Compute column j of T = QHQᵀ; returns the part of H q_j orthogonal to the rows 0…j of Q, and its norm."""
     w = product(Q[j])
     size = w.norm().item()
     for _ in range(2):
@@ -38,7 +38,7 @@ def expand(product: Product, Q: torch.Tensor, T: torch.Tensor, j: int) -> tuple[
         w = torch.addmv(w, Q[: j + 1].mT, h, alpha=-1)
         T[: j + 1, j] += h.to(T)
         β = w.norm().item()
-        if β > 0.1 * size:  # else what is left is mostly rounding error of the first pass
+        if β > 0.1 * size:  # otherwise the rest is mostly rounding error of the first pass
             break
     T[j, :j] = T[:j, j]
     return w, β
@@ -66,10 +66,11 @@ def extremes(
 ) -> Extremes:
     """The `top` largest and `bottom` smallest eigenvalues, with their multiplicities.
 
-    The Ritz value θ of the vector Qᵀs has the residual |Hx − θx| = |β s_j|: an eigenvalue lies that near. Stops where
-    all residuals are at most tolerance·max|λ|. The basis is restarted with its extreme Ritz vectors when it is full
-    (thick restart). A Krylov space holds one vector of each eigenspace; so where several eigenvalues of an end are
-    asked for, it is started anew from a random vector orthogonal to those found, until that brings nothing new.
+    The Ritz value θ of the vector x = Qᵀs has the residual |Hx − θx| = |β s_j|, and an eigenvalue is at most that far
+    away. The iteration stops when all residuals are at most tolerance·max|λ|. The basis is restarted with its extreme
+    Ritz vectors when it is full (thick restart). A Krylov space contains one vector of each eigenspace. So if several
+    eigenvalues of one end are requested, the iteration is restarted from a random vector orthogonal to those found,
+    until nothing new is found.
 
     Args:
         product: v ↦ H v.
@@ -77,9 +78,9 @@ def extremes(
         top: how many of the largest.
         bottom: how many of the smallest.
         tolerance: of the residuals, relative to max|λ|.
-        iterations: the most products to spend.
-        generator: of the start.
-        memory: bytes that the basis may take, though never less than it takes to restart it.
+        iterations: the largest number of products.
+        generator: draws the first vector.
+        memory: bytes for the basis; at least what a restart needs is used.
     """
     n, wanted = len(like), top + bottom
     basis = min(n, max(2 * wanted + 20, min(300, int(memory / (n * like.element_size())))))
@@ -92,14 +93,14 @@ def extremes(
         w, β = expand(product, Q, T, j)
         j += 1
         full = j == basis
-        closed = β <= 10 * eps * T.abs().max().item()  # the space is invariant: nothing is left to follow
+        closed = β <= 10 * eps * T.abs().max().item()  # the space is invariant: there is no new direction
         if not (full or closed or used == iterations or j % (1 + j // 20) == 0):
             Q[j] = w / β
             continue
         θ, S = torch.linalg.eigh(T[:j, :j])
         scale = θ.abs().max().item()
         β = 0.0 if closed or j == n else β
-        # once begun anew, one more of each end tells that no other lies beyond
+        # after a restart one more eigenvalue of each end shows that none was missed
         more = before is not None
         low, high = (min(j, x + (more and x > 1)) for x in (bottom, top))
         residuals = β * S[-1].abs()
@@ -131,7 +132,7 @@ def extremes(
 
 
 def restart(Q: torch.Tensor, T: torch.Tensor, θ: torch.Tensor, S: torch.Tensor, keep: list[int]) -> int:
-    """Put the Ritz vectors `keep` in place of the basis; how many they are."""
+    """Replace the basis by the Ritz vectors `keep`; returns their number."""
     Q[: len(keep)] = S[:, keep].mT.to(Q) @ Q[: len(θ)]
     T.zero_()
     T.diagonal()[: len(keep)] = θ[keep]

@@ -1,4 +1,4 @@
-"""The loss along the straight line between two states of a network (§6.1)."""
+"""The loss along the straight line between two states of a network (section 6.1 of the thesis)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ BATCHNORM = ("lerp", "end", "recalibrate")
 class LinearPath:
     """Losses along a line."""
 
-    alphas: torch.Tensor  # places on it: 0 is the start, 1 the end
+    alphas: torch.Tensor  # positions: 0 is the start, 1 the end
     losses: torch.Tensor  # mean losses there
-    accuracies: torch.Tensor | None  # fractions that are right there, where the targets are classes
+    accuracies: torch.Tensor | None  # accuracies there, if the targets are classes
     shape: str  # "monotone", "barrier", "plateau" or "not finite"
-    barrier: Barrier  # its height, 0 without one; `barrier.alpha` is the place of its top
+    barrier: Barrier  # its height, 0 if there is none; `barrier.alpha` is the position of its top
     plateau: float  # the length in α of the longest flat stretch in the upper half of the curve
-    finite: bool  # False if some loss is infinite or no number
+    finite: bool  # False if some loss is inf or nan
     tolerance: float  # of the shape, as a fraction of the largest loss
-    moving: str = "everything"  # what goes along the line; the rest stays at its end
+    moving: str = "everything"  # what moves along the line; the rest stays at its end
 
     def __str__(self) -> str:
         ends = f"loss {self.losses[0]:.4g} → {self.losses[-1]:.4g}"
@@ -88,18 +88,18 @@ def linear_path(
     everything, 5 points: loss 1 → 1, barrier of 1 at α = 1
 
     Args:
-        model: says how states become losses; its own state plays no part and stays.
+        model: the network; its own state is not used and does not change.
         start: the state dict θ_i, buffers included.
         end: θ_f.
-        data: where the loss is taken; for training and test loss call twice.
-        points: how many, evenly from 0 to 1; or the α themselves, increasing.
+        data: the data of the loss; call twice for training and test loss.
+        points: the number of points, evenly from 0 to 1; or the values of α, increasing.
         loss: ``loss(output, target)``, a mean over rows; other means (class weights, ignored targets) need chunk=None.
-        batchnorm: running statistics on the way: ``"lerp"`` on the line as parameters are, ``"end"`` those of the
-            end, ``"recalibrate"`` gathered anew at every point.
-        calibration: the data to gather them from; None takes `data`.
-        tolerance: rises up to this fraction of the largest loss on the line make no barrier (`shape.classify`).
+        batchnorm: the running statistics at a point: ``"lerp"`` interpolates them as parameters, ``"end"`` takes those
+            of the end, ``"recalibrate"`` computes them at every point.
+        calibration: the data to compute them from; None takes `data`.
+        tolerance: a rise of up to this fraction of the largest loss on the line is no barrier (`shape.classify`).
         chunk: rows of a pair to take at a time.
-        fast: False runs the whole network at every point; chains (nn.Sequential) otherwise do what they can once.
+        fast: False runs the whole network at every point; otherwise common parts of an nn.Sequential are run once.
     """
     if batchnorm not in BATCHNORM:
         raise ValueError(f"batchnorm={batchnorm!r} must be one of {', '.join(map(repr, BATCHNORM))}")
@@ -163,7 +163,7 @@ def _places(points: int | Sequence[float]) -> torch.Tensor:
 
 
 def _groups(model: nn.Module, groups: str | Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
-    """Names of the tensors that move together; with a tensor go those that are tied to it."""
+    """The names of tensors that move together; tied tensors are in the same group."""
     state = owners(model)
     if isinstance(groups, Mapping):
         found = {name: chosen(state, where) for name, where in groups.items()}

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from tether.measure.batches import Loss, batches, loss_of, outputs
 from tether.measure.each import each
-from tether.measure.homogeneity import Homogeneity, check, layers, parameter
+from tether.measure.homogeneity import Homogeneity, check_homogeneity, layer_weights, parameter
 from tether.measure.separator import signs
 from tether.measure.untouched import untouched
 
@@ -22,10 +22,10 @@ __all__ = ["Margin", "margin"]
 
 @dataclass(frozen=True)
 class Margin:
-    """How far on the right side a network has its points, for weights of any size.
+    """Margins of a network on its points, normalised for the size of its weights.
 
     Attributes:
-        margins: y f(x) of each point, or f_y − max over j ≠ y of f_j; positive where the answer is right.
+        margins: y f(x) of each point, or f_y − max over j ≠ y of f_j; positive if the answer is right.
         margin: the smallest.
         normalised: the smallest, over the product of the layers' norms.
         product: Π ρ_k.
@@ -34,7 +34,7 @@ class Margin:
         growth: dρ_k/dt = −⟨W_k/ρ_k, ∂L/∂W_k⟩ under gradient flow; 0 for frozen layers.
         turning: |d(W_k/ρ_k)/dt| under gradient flow, the speed of the direction on the sphere.
         errors: how many points have no positive margin.
-        homogeneity: does `normalised` mean anything? On the first batch.
+        homogeneity: measured on the first batch; `normalised` is meaningful only for a homogeneous network.
     """
 
     margins: torch.Tensor
@@ -72,8 +72,8 @@ class Margin:
 def margin(model: nn.Module, data: Any, loss: Loss | None = None) -> Margin:
     """Margins of a classifier on data, normalised by the product of its layers' norms.
 
-    Of a homogeneous network (`homogeneity`) the normalised margin does not change when its layers are stretched. The
-    slides split the flow of the weights into their norms and directions: `growth` and `turning`.
+    For a homogeneous network (`homogeneity`) the normalised margin does not change when its layers are scaled. `growth`
+    and `turning` are the two parts of gradient flow in the slides: of the norms and of the directions.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> net.weight.data = torch.tensor([[3.0, 4.0]])
@@ -82,16 +82,16 @@ def margin(model: nn.Module, data: Any, loss: Loss | None = None) -> Margin:
     ([10.0, 4.0], 4.0, 0.8)
 
     Args:
-        model: a classifier; in eval mode meanwhile. With one output, of two classes.
+        model: a classifier, measured in eval mode. One output means two classes.
         data: a pair (inputs, labels), a loader or an iterable of batches. Labels of one output are 1 and −1, or 1
             and 0.
-        loss: whose flow `growth` and `turning` are of; cross-entropy, or log(1 + exp(−y f)) of a single output.
+        loss: the loss of `growth` and `turning`; by default cross-entropy, or log(1 + exp(−y f)) for a single output.
     """
     with untouched(model), torch.enable_grad():
         found = batches(data)
         margins, gradients = _pass(model, found, loss)
-        homogeneous = check(model, [next(iter(found))])
-    weights = {name: x.double() for name, x in layers(model).items()}
+        homogeneous = check_homogeneity(model, [next(iter(found))])
+    weights = {name: x.double() for name, x in layer_weights(model).items()}
     norms = {name: x.norm().item() for name, x in weights.items()}
     flat = next((name for name, x in norms.items() if x == 0), None)
     if flat is not None:
@@ -118,7 +118,7 @@ def _pass(model: nn.Module, data: Any, loss: Loss | None) -> tuple[torch.Tensor,
     """Margins of all points, and the gradient of the mean loss for each layer."""
     named = dict(model.named_parameters())
     state = {name: x.detach() for name, x in named.items()}
-    weights = layers(model)
+    weights = layer_weights(model)
     gradients = {name: torch.zeros_like(x, dtype=torch.float64) for name, x in weights.items()}
     moving = [name for name in weights if named[parameter(name, named)].requires_grad]
     leaves = [state[parameter(name, state)].requires_grad_() for name in moving]

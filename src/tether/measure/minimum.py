@@ -1,4 +1,4 @@
-"""Which of all solutions of a linear problem: the one of least norm, and what training keeps of its start."""
+"""The minimum-norm solution of a linear problem, and what training keeps of its start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tether.measure.affine import augmented, coefficients, has_bias
+from tether.measure.affine import augmented, has_bias, linear_map
 from tether.measure.each import each
 
 __all__ = ["MinimumNorm", "minimum_norm"]
@@ -17,16 +17,16 @@ __all__ = ["MinimumNorm", "minimum_norm"]
 
 @dataclass(frozen=True)
 class MinimumNorm:
-    """The least-squares solution of least norm X⁺y, or the ridge solution, and where a model stands to it.
+    """The least-squares solution of least norm X⁺y, or the ridge solution, and the distance of a model from it.
 
     Attributes:
         weight: the solution, as a Linear layer holds it: (features,) or (outputs, features).
         bias: its bias, or None.
         norm: |w*|, bias included.
         rank: of X (with a column of ones for the bias).
-        null: how many directions of the features the data do not see.
-        error: |Xw* − y|, 0 where the data can be fitted.
-        distance: |w − w*| of the model; None without one, as all that follow.
+        null: the dimension of the null space of X.
+        error: |Xw* − y|, 0 if the data can be fitted.
+        distance: |w − w*| of the model. This and the following are None without a model.
         in_span: the part of this distance in the span of the data.
         in_null: the part in the null space, |P w|: gradient descent never changes it.
         drift: |P(w − w0)|, how far the null space part moved since the start; None without a start.
@@ -88,9 +88,9 @@ def minimum_norm(
 ) -> MinimumNorm | list[MinimumNorm]:
     """w* = X⁺y, the solution of least norm, and how far a linear model is from it.
 
-    Gradient descent on the square loss moves w only in the span of the data: from w0 it ends in X⁺y + P w0, P the
-    projection onto the null space of X, thus from 0 in X⁺y. With ½λ|w|² added it ends in (XᵀX + λI)⁻¹Xᵀy, wherever
-    it starts.
+    Gradient descent on the square loss moves w only in the span of the data: from w0 it ends in X⁺y + P w0, where P is
+    the projection onto the null space of X; from 0 it ends in X⁺y. With ½λ|w|² added to the loss it ends in (XᵀX +
+    λI)⁻¹Xᵀy from every start.
 
     >>> X, y = torch.tensor([[3.0, 4.0]]), torch.tensor([10.0])
     >>> minimum_norm(X, y).weight  # y x/|x|²
@@ -101,10 +101,10 @@ def minimum_norm(
     Args:
         X: inputs, (points, features).
         y: targets, (points,) or (points, outputs).
-        model: linear in its input, a `tether.Replicas` of such, or a weight as `nn.Linear` holds it.
-        start: what the model started from: a model, its state dict or a weight.
+        model: a model that is linear in its input, `tether.Replicas` of such models, or a weight as in `nn.Linear`.
+        start: the start of the training: a model, its state dict or a weight.
         regularization: λ. Weight decay ω with torch's `mse_loss` is λ = ω·y.numel()/2.
-        bias: is a constant to be fitted as well? By default if the model has a bias.
+        bias: fit a constant too; by default if the model has a bias.
     """
     if not (math.isfinite(regularization) and regularization >= 0):
         raise ValueError(f"regularization={regularization!r} must be finite and ≥ 0, e.g. regularization=0.1")
@@ -129,7 +129,7 @@ def _compared(
 
     distance = in_span = in_null = drift = from_limit = along = None
     if model is not None:
-        w = coefficients(model, X, bias)
+        w = linear_map(model, X, bias)
         if w.shape != solution.shape:
             raise ValueError(f"the model has {w.shape[1]} outputs, y {solution.shape[1]}: they must be as many")
         along = (Vh @ (w - solution)).norm(dim=1)
@@ -137,7 +137,7 @@ def _compared(
         limit = solution
         if start is not None:
             module = isinstance(model, nn.Module) and not isinstance(start, torch.Tensor)
-            first = coefficients(model, X, bias, start) if module else coefficients(start, X, bias)
+            first = linear_map(model, X, bias, start) if module else linear_map(start, X, bias)
             drift = null(w - first).norm().item()
             limit = solution if regularization else solution + null(first)
         from_limit = (w - limit).norm().item()

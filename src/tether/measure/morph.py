@@ -1,4 +1,4 @@
-"""Images on the way from one to another, by a generator."""
+"""Images between two images of a generator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Morph:
 
     alphas: torch.Tensor
     codes: torch.Tensor  # the points of the path, each of the shape of its ends
-    images: torch.Tensor  # what the generator makes of them
+    images: torch.Tensor  # the images of the generator
 
     def __str__(self) -> str:
         return f"{len(self.alphas)} images of shape {tuple(self.images.shape[1:])} on the way between two codes"
@@ -58,11 +58,11 @@ def morph(
     ([0.0, 0.5, 1.0], [0.5, 0.5, 0.5], torch.Size([3, 4]))
 
     Args:
-        generator: takes codes, a tensor whose first axis is the batch; run in eval mode, and left as it was.
+        generator: a model of codes, a tensor whose first axis is the batch. It is run in eval mode and left as it was.
         start: one code, without the batch axis.
         end: another.
-        points: images, the first and the last included.
-        spherical: along the great circle instead, where Gaussian codes of many dimensions have about one length:
+        points: the number of images, the first and the last included.
+        spherical: follow the great circle instead, since Gaussian codes of many dimensions have nearly equal length:
             ``z_α = (sin((1 − α)Ω) z_i + sin(αΩ) z_j)/sin Ω``, Ω the angle between them.
     """
     if isinstance(points, bool) or not isinstance(points, int) or points < 2:

@@ -28,8 +28,8 @@ Factor = float | torch.Tensor | Sequence[float]
 def path_norm(model: nn.Module, p: float = 2, input_shape: Sequence[int] | None = None) -> float:
     """‖π(w)‖_p = (Σ over paths of Π |w_e|^p)^{1/p}, over all paths from an input, or a bias, to an output.
 
-    The network is read as in `tether.Path`: BatchNorm by its running statistics, dropout inert, max pooling as a node
-    that any input of its window may lead through.
+    The network is treated as in `tether.Path`: BatchNorm uses its running statistics, dropout is the identity, and max
+    pooling is a node with a path through every input of its window.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False))
     >>> net[0].weight.data, net[2].weight.data = torch.tensor([[6.0, 1], [1, 4]]), torch.tensor([[1.0, 1], [1, 2]])
@@ -39,7 +39,7 @@ def path_norm(model: nn.Module, p: float = 2, input_shape: Sequence[int] | None 
     Args:
         model: of linear and convolutional layers, ReLUs, pooling, sums and the like.
         p: 1 or more.
-        input_shape: of one input, without the batch axis; needed where the first layer does not tell it.
+        input_shape: of one input, without the batch axis; needed if the first layer does not determine it.
     """
     p = exponent(p)
     return path_sum(model, p, input_shape) ** (1 / p)
@@ -49,8 +49,8 @@ def path_norm(model: nn.Module, p: float = 2, input_shape: Sequence[int] | None 
 def group_norm(model: nn.Module, p: float = 1, q: float = math.inf) -> float:
     """μ_{p,q}(w) = (Σ over units v of (Σ over edges u → v of |w|^p)^{q/p})^{1/q}; q = ∞ is the max-norm.
 
-    A unit is a row of a Linear layer or a channel of a convolution, its bias one of its edges; μ_{2,2} is the norm of
-    all weights. Not invariant under `rescale`, unlike the path norm.
+    A unit is a row of a Linear layer or a channel of a convolution; its bias is one of its edges. μ_{2,2} is the norm
+    of all weights. Unlike the path norm it is not invariant under `rescale`.
     """
     p = exponent(p)
     if isinstance(q, bool) or not isinstance(q, (int, float)) or not q >= 1:
@@ -80,14 +80,14 @@ def rescale(
 ) -> nn.Module:
     """ρ_{c,v} for every hidden unit v: weights and bias into it times c_v, weights out of it over c_v.
 
-    The function of the network stays as it is, and so does its path norm. Takes chains of Linear and convolutional
-    layers with ReLUs, pooling, flattening and dropout between them; a channel of a convolution is a unit.
+    The function of the network and its path norm do not change. The network must be a chain of Linear and convolutional
+    layers with ReLUs, pooling, flattening and dropout between them. A channel of a convolution is a unit.
 
     Args:
         model: the network; a rescaled copy is returned.
-        factors: the c of each hidden layer by its name, e.g. ``{"0": [1.0, 10.0]}``: positive, one for each unit or
-            one for all; layers not named keep theirs.
-        seed: in place of factors: every c drawn from [1/spread, spread], uniformly in its logarithm.
+        factors: the c of each hidden layer by its name, e.g. ``{"0": [1.0, 10.0]}``: positive, one for each unit or one
+            for all. Other layers are not rescaled.
+        seed: instead of factors: every log c is drawn uniformly, with c in [1/spread, spread].
         spread: the largest c that is drawn.
         inplace: change the model itself.
     """
@@ -117,8 +117,9 @@ def balance(model: nn.Module, p: float = 2) -> nn.Module:
     """The rescaled copy of smallest max-norm: it attains min over w̃ ~ w of μ_{p,∞}(w̃) (a lemma of the Path-SGD slides).
 
     Every hidden unit gets the same norm t of incoming weights, the smallest with which no output unit has more. In a
-    fully connected net of d layers, without biases and with one output, t^d = ‖π(w)‖_p; with several outputs t^d is
-    the largest path norm of one of them. Biases are edges and share in t. Takes what `rescale` takes.
+    fully connected net of d layers, without biases and with one output, t^d = ‖π(w)‖_p; with several outputs t^d is the
+    largest path norm of one of them. Biases are edges and contribute to t. The network must be one that `rescale`
+    accepts.
     """
     p = exponent(p)
     links = _chain(model)
@@ -130,7 +131,7 @@ def balance(model: nn.Module, p: float = 2) -> nn.Module:
             norms = _incoming(link.module, p, inverse[-1] if inverse else None).pow(1 / p)
             if link is links[-1]:
                 return norms.max().item(), inverse
-            # A unit without input may be made as large as one likes, and its outputs as small.
+            # A unit without input may be scaled by any factor, so its outgoing weights can be made small.
             inverse.append((norms / t).clamp_min(1e-9 * norms.max().item() / t))
         raise AssertionError
 
@@ -165,7 +166,7 @@ def _chain(model: nn.Module) -> list[Link]:
     last = traced.entry
     for step in traced.steps:
         if not step.inputs or step.kind in ("size", "getattr", "dim"):
-            continue  # the sizes that a view is told
+            continue  # the sizes for a view
         module = None if step.place is None else modules[step.place]
         weighs = isinstance(module, (nn.Linear, *CONVOLUTIONS))
         if step.inputs != (last,) or step.role in ("norm", "other") or (step.role == "layer" and not weighs):
@@ -191,16 +192,16 @@ def _width(module: Any) -> int:
 
 
 def _columns(module: Any, c: torch.Tensor) -> torch.Tensor:
-    """A number for each unit before, shaped to act on the weights out of it."""
+    """Numbers for the units of the previous layer, shaped to multiply the weights that leave them."""
     w = module.weight
     if isinstance(module, nn.Linear):
-        return c.repeat_interleave(w.shape[1] // len(c))  # a channel flattened is that many inputs
+        return c.repeat_interleave(w.shape[1] // len(c))  # a flattened channel has so many inputs
     each = c.view(module.groups, 1, -1).expand(-1, len(w) // module.groups, -1)
     return each.reshape(len(w), -1, *[1] * (w.dim() - 2))
 
 
 def _incoming(module: Any, p: float, before: torch.Tensor | None = None) -> torch.Tensor:
-    """Σ |w|^p over the edges into each unit, with weights from units before times `before`."""
+    """Σ |w|^p over the edges into each unit, with the weights from previous units multiplied by `before`."""
     w = module.weight.detach().double()
     total = power(w if before is None else w * _columns(module, before), p).flatten(1).sum(1)
     return total if module.bias is None else total + power(module.bias, p)

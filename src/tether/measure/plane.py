@@ -1,4 +1,4 @@
-"""The loss over a plane of states: through a start and two ends (§3.4), or along random directions."""
+"""The loss over a plane of states: through a start and two ends (section 3.4), or along random directions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tether.measure.each import each
 from tether.measure.line import BATCHNORM
 from tether.measure.states import State, fitting, owners, statistics
 
-__all__ = ["Surface", "random_directions", "surface"]
+__all__ = ["Plane", "random_directions", "surface"]
 
 VECTORS = ("fixed", "scaled")
 
 
 @dataclass(frozen=True)
-class Surface:
-    """Losses over a grid."""
+class Plane:
+    """Losses over a grid of states."""
 
     alphas: torch.Tensor  # first coordinates
     betas: torch.Tensor  # second coordinates
     losses: torch.Tensor  # mean losses, alphas × betas
-    accuracies: torch.Tensor | None  # fractions that are right, where the targets are classes
-    finite: bool  # False if some loss is infinite or no number
+    accuracies: torch.Tensor | None  # accuracies, if the targets are classes
+    finite: bool  # False if some loss is inf or nan
     coordinates: str  # "start and ends" or "random directions"
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ def surface(
     vectors: str = "fixed",
     chunk: int | None = CHUNK,
     fast: bool = True,
-) -> Surface:
+) -> Plane:
     """The loss over a plane of states.
 
     Through a start and two ends (§3.4), from the start at α = 0 to the line between the ends at α = 1:
@@ -78,19 +78,20 @@ def surface(
         θ(α, β) = θ_0 + α d_1 + β d_2,   α, β in [−1, 1].
 
     Args:
-        model: says how states become losses; its own state plays no part and stays.
+        model: the network; its own state is not used and does not change.
         start: the state dict θ_0.
         first: θ_1, which is at α = 1, β = 1; or None.
         second: θ_2, which is at α = 1, β = 0; or None.
-        data: where the loss is taken.
-        alphas: how many, evenly; or the α themselves.
-        betas: likewise.
+        data: the data of the loss.
+        alphas: the number of values, evenly spaced; or the values of α.
+        betas: the same for β.
         loss: ``loss(output, target)``, a mean over rows; other means (class weights, ignored targets) need chunk=None.
-        batchnorm: running statistics: ``"lerp"`` on the plane as parameters are (random directions leave them),
-            ``"end"`` those of the first end (of the start, without ends), ``"recalibrate"`` gathered at every point.
-        calibration: the data to gather them from; None takes `data`.
+        batchnorm: the running statistics: ``"lerp"`` interpolates them as parameters (random directions do not change
+            them), ``"end"`` takes those of the first end (of the start, without ends), ``"recalibrate"`` computes them
+            at every point.
+        calibration: the data to compute them from; None takes `data`.
         seed: of the random directions.
-        vectors: what they do to biases and the like (`random_directions`).
+        vectors: how they change biases and other vectors (`random_directions`).
         chunk: rows of a pair to take at a time.
         fast: False runs the whole network at every point.
     """
@@ -120,19 +121,19 @@ def surface(
     losses, accuracies = (None if x is None else x.view(len(rows), len(columns)) for x in found)
     assert losses is not None
     coordinates = "random directions" if first is None else "start and ends"
-    return Surface(rows, columns, losses, accuracies, bool(losses.isfinite().all()), coordinates)
+    return Plane(rows, columns, losses, accuracies, bool(losses.isfinite().all()), coordinates)
 
 
 def random_directions(state: State, seed: int = 0, vectors: str = "fixed") -> list[dict[str, torch.Tensor]]:
     """Two random directions, normalised filter by filter: d_f ← d_f ‖θ_f‖ / ‖d_f‖ for normal d (Li et al., 2018).
 
-    A filter is what leads into one unit: a row of a matrix, or an entry of any tensor along its first axis.
+    A filter is the set of weights into one unit: a row of a matrix, or in general one entry along the first axis.
 
     Args:
         state: a state dict θ.
         seed: of the normal numbers.
-        vectors: tensors of one axis, which are biases and BatchNorm's scales and shifts: ``"fixed"`` leaves them where
-            they are, ``"scaled"`` takes each as one filter. Where θ is 0, so is the direction.
+        vectors: tensors of one axis, such as biases and BatchNorm's scales and shifts: ``"fixed"`` does not change
+            them, ``"scaled"`` treats each as one filter. If θ is 0, the direction is 0.
     """
     if vectors not in VECTORS:
         raise ValueError(f"vectors={vectors!r} must be one of {', '.join(map(repr, VECTORS))}")

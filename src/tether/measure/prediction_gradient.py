@@ -1,4 +1,4 @@
-"""How sharply a classifier passes from one class to the other, along lines."""
+"""How sharply a classifier changes from one class to the other, along lines."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def prediction_gradient(
     |gradient of the prediction| along y = 0: mean 0.4992, max 2; x = 0: mean 0, max 0
 
     Args:
-        f: a model or function that answers points with one score for each, or with two logits.
+        f: a model or function of points that returns one score for each, or two logits.
         extent: the rectangle (x0, x1, y0, y1) that y = 0 and x = 0 cross.
         points: along each line.
         lines: other lines, as pairs (start, end) of inputs of any shape by their names, e.g. two images.
-        logits: False where f answers with probabilities, of class 1 or of both.
+        logits: False if f returns probabilities, of class 1 or of both.
         chunk: points in one call of f.
     """
     whole("points", points, 3)

@@ -1,4 +1,4 @@
-"""A score of points, asked for in chunks and without leaving a trace."""
+"""A score of points, computed in chunks, that leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Score:
-    """A score of points of the plane, as numbers of double precision; what is asked of it leaves no trace."""
+    """A score of points of the plane in double precision.
+
+    Inside its block the model is in eval mode; then it is as before.
+    """
 
     def __init__(self, f: Callable[..., Any], chunk: int = 4096) -> None:
         if not callable(f):
@@ -47,7 +50,7 @@ class Score:
         self.guard.__exit__(*error)
 
     def _widest(self) -> torch.dtype:
-        """Double precision, unless the function holds a network that wants another."""
+        """The points in double precision, or in another one if the function contains a network that needs it."""
         try:
             self(torch.zeros(1, 2, dtype=torch.float64))
         except RuntimeError:
@@ -69,23 +72,23 @@ class Score:
 
     @torch.no_grad()
     def at(self, points: Any) -> Array:
-        """At many points, a chunk at a time."""
+        """The score at many points, one chunk at a time."""
         given = torch.as_tensor(np.asarray(points)).to(self.device, self.dtype)
         parts = [self(part).double().cpu().numpy() for part in torch.split(given, self.chunk)]
         values: Array = np.concatenate(parts)
         if not np.isfinite(values).all():
             where = np.asarray(points)[~np.isfinite(values)][0]
-            raise ValueError(f"f is not finite at {where.tolist()}: it says nothing there; leave such points out")
+            raise ValueError(f"f is not finite at {where.tolist()}: leave such points out")
         return values
 
     def on(self, x: Array, y: Array) -> Array:
-        """On a grid: [j, i] at (x[i], y[j])."""
+        """The score on a grid: [j, i] at (x[i], y[j])."""
         points = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
         return self.at(points).reshape(len(y), len(x))
 
 
 def rectangle(extent: Extent) -> tuple[float, float, float, float]:
-    """The four numbers, checked."""
+    """The four numbers of a rectangle. Raises unless they are finite and in order."""
     given = tuple(float(side) for side in extent)
     if len(given) != 4 or not np.isfinite(given).all() or given[0] >= given[1] or given[2] >= given[3]:
         raise ValueError(
@@ -101,7 +104,7 @@ def axes(extent: tuple[float, float, float, float], grid: int) -> tuple[Array, A
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """A count, checked."""
+    """The count. Raises unless it is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}={value!r} must be an integer, {least} or more")
     return value

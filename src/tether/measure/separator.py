@@ -1,4 +1,4 @@
-"""The hard-margin separator, to which gradient descent on separable data turns (GD-dynamics slides)."""
+"""The hard-margin separator, the limit direction of gradient descent on separable data (GD-dynamics slides)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from tether.measure.affine import augmented, coefficients, has_bias
+from tether.measure.affine import augmented, has_bias, linear_map
 from tether.measure.each import each
 
 __all__ = ["HardMargin", "NotSeparable", "hard_margin", "signs"]
 
 
 class NotSeparable(ValueError):
-    """No hyperplane has all points of one class on one side; `points` is the evidence."""
+    """No hyperplane separates the classes; a weighted mean of `points` proves it."""
 
     def __init__(self, message: str, points: torch.Tensor, weights: torch.Tensor) -> None:
         super().__init__(message)
@@ -77,8 +77,9 @@ def hard_margin(
 ) -> HardMargin | list[HardMargin]:
     """The hard-margin separator argmin |w|² with y_n w·x_n ≥ 1, and the angle of a linear model to it.
 
-    On separable data gradient descent with the exponential or logistic loss turns to w like 1/log t, from every
-    start, while its norm grows like |w| log t. Raises `NotSeparable` where no hyperplane separates the classes.
+    On separable data the direction of gradient descent with the exponential or logistic loss converges to w like 1/log
+    t, from every start, while its norm grows like |w| log t. Raises `NotSeparable` if no hyperplane separates the
+    classes.
 
     >>> X = torch.tensor([[1.0, 1.0], [3.0, -1.0], [-1.0, -1.0]])
     >>> result = hard_margin(X, torch.tensor([1, 1, -1]), model=torch.tensor([1.0, 0.0]))
@@ -88,9 +89,9 @@ def hard_margin(
     Args:
         X: inputs, (points, features).
         y: labels, 1 and −1, or 1 and 0.
-        model: linear in its input with one output, a `tether.Replicas` of such, or a weight as `nn.Linear` holds it.
-        bias: has the hyperplane an offset? By default if the model has a bias. It counts as the weight of a
-            feature that is 1, as gradient descent sees it.
+        model: a linear model with one output, `tether.Replicas` of such models, or a weight as in `nn.Linear`.
+        bias: whether the hyperplane has an offset; by default if the model has a bias. The offset is treated as the
+            weight of a feature that is 1, as in gradient descent.
     """
     bias = has_bias(model) if bias is None else bias
     X, labels = augmented(X, signs(torch.as_tensor(y)), bias)
@@ -103,7 +104,7 @@ def _compared(model: Any, X: torch.Tensor, y: torch.Tensor, bias: bool) -> HardM
     w = (α * y) @ X
     angle = separates = norm = None
     if model is not None:
-        v = coefficients(model, X, bias)
+        v = linear_map(model, X, bias)
         if v.shape[1] != 1:
             raise ValueError(f"the model has {v.shape[1]} outputs: a separator of two classes has one")
         v = v[:, 0]
@@ -139,8 +140,8 @@ def signs(y: torch.Tensor) -> torch.Tensor:
 def multipliers(Z: torch.Tensor, bias: bool = False) -> torch.Tensor:
     """α ≥ 0 with w = Zᵀα of least norm among all with Zw ≥ 1 (least distance programming, Lawson and Hanson).
 
-    With u ≥ 0 closest to Zᵀu = 0, Σu = 1, it is α = u/(1 − Σu); where this can be solved there is no such w, and u
-    tells a mean of the points that is 0.
+    Let u ≥ 0 be the best approximation to Zᵀu = 0, Σu = 1. Then α = u/(1 − Σu). If u solves it exactly, there is no
+    such w, and u gives a weighted mean of the points that is 0.
     """
     scale = Z.norm(dim=1).max().item() or 1.0
     E = torch.cat([Z.mT / scale, torch.ones(1, len(Z), dtype=Z.dtype)])
@@ -185,7 +186,7 @@ def nonnegative(E: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
             negative = free & (s <= 0)
             if not bool(negative.any()):
                 break
-            # as far as u can go towards s
+            # move u towards s as far as it stays nonnegative
             step = (u[negative] / (u[negative] - s[negative])).min()
             u = u + step * (s - u)
             gone = free & (u <= 1e-15 * u.max())

@@ -1,4 +1,4 @@
-"""Means of time series, and how far they can be trusted."""
+"""Means of time series and their standard errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["mean_and_error"]
 def mean_and_error(series: torch.Tensor) -> tuple[float, float]:
     """The mean of chains × draws and its standard error, by the means of √draws blocks of each chain.
 
-    Draws that follow each other are not independent, blocks longer than their memory nearly are. The error is nan
-    where there are fewer than two blocks.
+    Consecutive draws are correlated, but blocks longer than the correlation time are nearly independent. The error is
+    nan if there are fewer than two blocks.
     """
     chains, draws = series.shape
     mean = float(series.mean())

@@ -8,12 +8,12 @@ import torch
 
 __all__ = ["Barrier", "classify"]
 
-ROUNDING = 1e-6  # what single precision cannot tell apart
-FLAT = 0.25  # of the path: how long a plateau is at least
+ROUNDING = 1e-6  # relative differences below this are rounding errors
+FLAT = 0.25  # the least length of a plateau, as a fraction of the path
 
 
 class Barrier(float):
-    """The height of a barrier, a number, 0 if there is none; and the place of its top."""
+    """The height of a barrier as a float, 0 if there is none, with the position of its top."""
 
     alpha: float
 
@@ -41,7 +41,7 @@ def classify(alphas: torch.Tensor, losses: torch.Tensor, tolerance: float) -> tu
     - *plateau*: no barrier, but somewhere in the upper half of its range the loss stays within t over a quarter of the
       path or more; its length is that of the longest such stretch;
     - *monotone*: neither;
-    - *not finite*: a loss is infinite or no number.
+    - *not finite*: a loss is inf or nan.
 
     >>> alphas = torch.linspace(0, 1, 5)
     >>> classify(alphas, torch.tensor([2.0, 1.0, 4.0, 0.5, 0.0]), 0.02)

@@ -1,4 +1,4 @@
-"""How a loss curves around the parameters: eigenvalues of its Hessian, their density and their sum."""
+"""The curvature of a loss at the parameters: eigenvalues of its Hessian."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Spectrum:
 
     Attributes:
         eigenvalues: all of them if `exact`; else the `bottom` smallest, then the largest.
-        residuals: an eigenvalue lies within so much of each (0 if `exact`).
-        negative: how many are below −cutoff; None where the eigenvalues known do not tell.
+        residuals: bounds on the error of each (0 if `exact`).
+        negative: how many are below −cutoff; None if the known eigenvalues do not determine it.
         zero: how many are within ±cutoff, or None.
         positive: how many are above cutoff, or None.
         cutoff: what counts as zero: `zero` times the largest |λ| without regularization.
@@ -65,7 +65,7 @@ class Spectrum:
         return f"{shape}, {zeros}"
 
     def regularized(self, regularization: float) -> Spectrum:
-        """The spectrum of H + λI with another λ, counted anew."""
+        """The spectrum of H + λI with another λ, with new counts."""
         shifted = self.eigenvalues + (regularization - self.regularization)
         negative, zero, positive = count(shifted, self.bottom, self.parameters, self.cutoff)
         return replace(
@@ -127,9 +127,9 @@ def hessian_spectrum(
 ) -> Spectrum:
     """Eigenvalues of the Hessian of the mean loss: is this point degenerate or hyperbolic?
 
-    Of small models the whole matrix is computed, in double precision, and the counts are exact. Of others Lanczos
-    finds the ends of the spectrum, or raises `Unconverged`; then a count is given only if these ends determine it (a
-    positive smallest eigenvalue makes all positive), and is None otherwise: `spectral_density` estimates it.
+    For small models the whole matrix is computed in double precision, and the counts are exact. For others Lanczos
+    finds the ends of the spectrum, or raises `Unconverged`. A count is then given only if these ends determine it (if
+    the smallest eigenvalue is positive, all are), and is None otherwise; `spectral_density` estimates it.
 
     >>> net = nn.Linear(3, 1, bias=False)
     >>> X = torch.tensor([[1.0, 2.0, 2.0]])
@@ -140,7 +140,7 @@ def hessian_spectrum(
     Hessian + 0.1 I of 3 parameters: λ 0.1 … 9.1; 0 negative, 0 zero, 3 positive (minimum, hyperbolic)
 
     Args:
-        model: in eval mode meanwhile; frozen parameters take no part.
+        model: measured in eval mode; frozen parameters do not count.
         data: a pair (inputs, targets), a loader or an iterable of batches; the same points at every pass.
         loss: ``loss(output, target)``, a mean over the batch; cross-entropy, or the model's own for dictionaries.
         top: how many of the largest eigenvalues, where the matrix is not computed.
@@ -150,15 +150,15 @@ def hessian_spectrum(
         dense: compute the whole matrix of up to so many parameters.
         zero: eigenvalues within ±zero·max|λ| of H count as zero; 1e-8 of the whole matrix, else the larger of
             1e-5 and the tolerance.
-        tolerance: Lanczos stops when all residuals are below tolerance·max|λ|. The error of an eigenvalue apart
-            from the others is of the order of the square of that.
-        iterations: the most products to spend before raising `Unconverged`.
-        seed: of Lanczos' start; the global random state is left alone.
+        tolerance: Lanczos stops when all residuals are below tolerance·max|λ|. The error of an isolated eigenvalue is
+            of the order of its square.
+        iterations: the largest number of products before `Unconverged` is raised.
+        seed: the seed of the first vector; the global random state is not used.
         dtype: precision to compute in; float64 for the whole matrix, else the model's own, float32 at least.
-        cache: keep the graph of the gradient of every batch; by default if there is but one batch.
+        cache: keep the graph of the gradient of every batch; by default if there is only one batch.
         chunk: split a pair into batches of so many rows, to save memory.
     """
-    whole(top=top, bottom=bottom, iterations=iterations, dense=dense)
+    check_counts(top=top, bottom=bottom, iterations=iterations, dense=dense)
     for name, x in (("tolerance", tolerance), ("zero", zero or 0.0), ("regularization", regularization)):
         if not (math.isfinite(x) and x >= 0):
             raise ValueError(f"{name}={x!r} must be finite and ≥ 0, e.g. {name}=1e-4")
@@ -186,9 +186,9 @@ def hessian_spectrum(
 
 
 def count(values: torch.Tensor, bottom: int, n: int, cutoff: float) -> tuple[int | None, int | None, int | None]:
-    """How many of n eigenvalues are negative, zero and positive, as far as these tell.
+    """How many of n eigenvalues are negative, zero and positive, as far as the known ones determine it.
 
-    `values` ascend: the `bottom` smallest of all, then the largest. Those between have signs between.
+    `values` are ascending: the `bottom` smallest of all, then the largest. The unknown ones lie between them.
     """
     signs = [_sign(x, cutoff) for x in values.tolist()]
     between = n - len(signs)
@@ -204,7 +204,7 @@ def _sign(x: float, cutoff: float) -> int:
     return 0 if abs(x) <= cutoff else 1 if x > 0 else -1
 
 
-def whole(**counts: int) -> None:
+def check_counts(**counts: int) -> None:
     """Raise unless all are whole numbers, 0 or more."""
     for name, x in counts.items():
         if isinstance(x, bool) or not isinstance(x, int) or x < 0:

@@ -1,4 +1,4 @@
-"""States of one model: checked, mixed, grafted and compared."""
+"""States of one model: check, mix and compare them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def between(start: State, end: State, alpha: float) -> dict[str, torch.Tensor]:
-    """The state θ_α = (1 − α) θ_i + α θ_f (6.1), in tensors of its own.
+    """The state θ_α = (1 − α) θ_i + α θ_f (6.1), in new tensors.
 
-    Buffers are mixed too; whole numbers, such as BatchNorm's count of batches, are those of the nearer end.
+    Buffers are mixed too. Integers, such as BatchNorm's count of batches, are taken from the nearer end.
 
     >>> between({"w": torch.tensor([0.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}, 0.25)
     {'w': tensor([0.2500, 3.0000])}
     """
-    same(start, end)
+    check_states(start, end)
     return {name: mix([x, end[name]], [1 - alpha, alpha]).clone() for name, x in start.items()}
 
 
@@ -41,7 +41,7 @@ def distance(start: State, end: State, where: str | Sequence[str] = "*", *, batc
         where: a glob, or several, on the names that count; e.g. ``"0.*"`` for a layer.
         batch_dims: 1 for states of `tether.Replicas`: a tensor with the distance of each.
     """
-    same(start, end)
+    check_states(start, end)
     names = [name for name in chosen(start, where) if not name.endswith(STATISTICS)]
     names = list({start[name].data_ptr(): name for name in names}.values())  # a tied tensor counts once
     square: Any = [0.0, 0.0]
@@ -58,9 +58,9 @@ def distance(start: State, end: State, where: str | Sequence[str] = "*", *, batc
 
 
 def mix(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Σ_j w_j T_j; may be one of the tensors itself.
+    """Σ_j w_j T_j. The result may be one of the tensors itself.
 
-    Terms of weight 0 are left out, for 0 · ∞ is no number; half precision is summed in single.
+    Terms of weight 0 are left out, since 0 · ∞ is nan. Half precision is summed in single precision.
     """
     first = tensors[0]
     if not (first.is_floating_point() or first.is_complex()):
@@ -73,7 +73,7 @@ def mix(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tens
     narrow = first.dtype in (torch.bfloat16, torch.float16)
     wide = [(w, x.float() if narrow else x) for w, x in terms]
     if len(wide) == 2 and math.isclose(wide[0][0] + wide[1][0], 1, rel_tol=1e-15):
-        total = torch.lerp(wide[0][1], wide[1][1], wide[1][0])  # one pass over memory in place of two
+        total = torch.lerp(wide[0][1], wide[1][1], wide[1][0])  # one pass over memory instead of two
     else:
         total = wide[0][1] * wide[0][0]
         for w, x in wide[1:]:
@@ -81,7 +81,7 @@ def mix(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tens
     return total.to(first.dtype) if narrow else total
 
 
-def same(start: State, end: State) -> None:
+def check_states(start: State, end: State) -> None:
     """Raise unless both are states of one model."""
     faults = _faults(start, end, "start", "end")
     if faults:
@@ -89,7 +89,7 @@ def same(start: State, end: State) -> None:
 
 
 def fitting(model: nn.Module, **states: State) -> list[dict[str, torch.Tensor]]:
-    """The tensors of each state, on the model's device and in its precision; an error if they are not its own."""
+    """The tensors of each state, on the model's device and in its precision. Raises if they do not fit the model."""
     own = {name: x for name, x in model.state_dict().items() if isinstance(x, torch.Tensor)}
     found = []
     for which, state in states.items():
@@ -119,7 +119,7 @@ def _faults(one: State, other: State, first: str, second: str) -> str:
 
 
 def chosen(names: Mapping[str, Any], where: str | Sequence[str]) -> list[str]:
-    """The names that a glob, or one of several, matches; an error if a glob matches none."""
+    """The names that match one of the globs. Raises if a glob matches none."""
     globs = [where] if isinstance(where, str) else list(where)
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
@@ -128,7 +128,7 @@ def chosen(names: Mapping[str, Any], where: str | Sequence[str]) -> list[str]:
 
 
 def owners(model: nn.Module) -> dict[str, str]:
-    """For every tensor of the state the first name that it goes by: another one where it is tied."""
+    """For every name of the state the first name of the same tensor; they differ if it is tied."""
     first: dict[int, str] = {}
     state = model.state_dict(keep_vars=True).items()
     return {name: first.setdefault(id(x), name) for name, x in state if isinstance(x, torch.Tensor)}

@@ -1,4 +1,4 @@
-"""A measure leaves what it measures as it was."""
+"""Measuring a model without changing it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["untouched"]
 
 @contextmanager
 def untouched(model: nn.Module, train: bool = False) -> Iterator[None]:
-    """Run in eval mode what follows, then put back modes, parameters, buffers, gradients and random states.
+    """Run the block in eval mode, then restore modes, parameters, buffers, gradients and random states.
 
-    Whatever happens inside, an error included, the model is the same tensors with the same values after it.
+    Afterwards the model holds the same tensors with the same values, also after an error.
 
     Args:
-        model: what is measured.
-        train: run in training mode instead, e.g. to gather BatchNorm's statistics anew.
+        model: the model to measure.
+        train: run in training mode instead, e.g. to compute BatchNorm's statistics.
     """
     modes = [(module, module.training) for module in model.modules()]
     held = [(x, x.data, x.detach().clone(), x.requires_grad, x.grad) for x in model.parameters()]

@@ -1,7 +1,7 @@
 """Products with the edges |w|^p of a layer, and steps divided by γ: by a compiled kernel, or by torch.
 
-The kernel reads a weight matrix once, without forming |w|^p, and sums in float64. It serves contiguous float32 and
-float64 matrices on the CPU and p = 1 or 2; everything else comes from torch, with the same numbers to rounding.
+The kernel reads a weight matrix once, without forming |w|^p, and sums in float64. It is used for contiguous float32 and
+float64 matrices on the CPU and p = 1 or 2. Everything else is computed by torch, with the same numbers to rounding.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 
 from tether import native
 
-__all__ = ["Flow", "Flows", "ahead", "back", "divide", "power", "product", "serves", "single"]
+__all__ = ["Flow", "Flows", "ahead", "back", "divide", "in_float32", "kernel_takes", "power", "product"]
 
-# ∂J/∂|w|^p for one use of a parameter w: as it is, or two vectors whose outer product it is.
+# ∂J/∂|w|^p for one use of a parameter w: one tensor, or two vectors whose outer product it is.
 Flow = tuple[torch.Tensor, ...]
 Flows = dict[torch.Tensor, list[Flow]]
-Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of what flows in and the edges
+Convolution = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of what flows in and the edges
 
 
 def power(w: torch.Tensor, p: float) -> torch.Tensor:
-    """|w|^p in the widest floating point of the device: products over many layers leave the range of float32."""
+    """|w|^p in the widest dtype of the device, since products over many layers leave the range of float32."""
     # Apple's GPUs have no float64.
     w = w.detach().to(torch.float32 if w.device.type == "mps" else torch.float64)
     return w.abs() if p == 1 else w.square() if p == 2 else w.abs().pow_(p)
@@ -33,8 +33,8 @@ def _threads(w: torch.Tensor) -> int:
     return torch.get_num_threads() if w.numel() >= native.SMALL else 1
 
 
-def serves(w: torch.Tensor, b: torch.Tensor | None = None) -> bool:
-    """Can the kernel work with this tensor, and with the bias of the layer whose weights it is?"""
+def kernel_takes(w: torch.Tensor, b: torch.Tensor | None = None) -> bool:
+    """Can the kernel take this weight, and the bias of its layer?"""
     if not native.serves(w.dtype, w.device) or not native.plain(w, w.dtype):
         return False
     return b is None or (native.plain(b, w.dtype) and b.shape == w.shape[:1])
@@ -45,7 +45,8 @@ def product(
 ) -> torch.Tensor:
     """y = |w|^p x + |b|^p for one vector x, by the kernel.
 
-    Where there is an anchor, a tensor that ties y to the graph, the way back leaves in `flows` what goes by w and b.
+    With an anchor, a tensor that connects y to the autograd graph, the backward pass stores the derivatives by |w|^p
+    and |b|^p in `flows`.
     """
     if anchor is None:
         return ahead(x, w, b, p)
@@ -92,7 +93,7 @@ class _Product(torch.autograd.Function):
 
 
 def back(y: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
-    """The way back from y = |w|^p x: |w|^p transposed times what comes, by the kernel."""
+    """The backward pass of y = |w|^p x, by the kernel: the transpose of |w|^p times the incoming derivative."""
     rows, columns = w.shape
     x = torch.zeros(columns, dtype=torch.float64, device="cpu")
     edges = native.where("a layer", [w], w.dtype, rows * columns)[0]
@@ -101,12 +102,12 @@ def back(y: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
     return x
 
 
-def single(
-    x: torch.Tensor, w: torch.Tensor, p: float, layer: Layer, anchor: torch.Tensor | None, flows: Flows
+def in_float32(
+    x: torch.Tensor, w: torch.Tensor, p: float, layer: Convolution, anchor: torch.Tensor | None, flows: Flows
 ) -> torch.Tensor:
     """layer(x, |w|^p) computed in float32, in which convolutions are several times faster.
 
-    What comes in is brought to at most 1 by a power of two, on the way back too, so that it keeps in range.
+    In both passes the input is scaled to at most 1 by a power of two, so that it stays in range.
     """
     if anchor is not None:
         return _Single.apply(x, anchor, w, p, layer, flows)  # type: ignore[no-untyped-call]
@@ -120,7 +121,7 @@ def _edges32(w: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def _unit(x: torch.Tensor) -> float:
-    """The power of two that brings the largest entry to between ½ and 1."""
+    """The power of two that scales the largest entry to between ½ and 1."""
     high = x.amax().item() if x.numel() else 0.0
     return 2.0 ** -math.frexp(high)[1]
 
@@ -128,7 +129,7 @@ def _unit(x: torch.Tensor) -> float:
 class _Single(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, anchor: torch.Tensor, w: torch.Tensor, p: float, layer: Layer, flows: Flows
+        ctx: Any, x: torch.Tensor, anchor: torch.Tensor, w: torch.Tensor, p: float, layer: Convolution, flows: Flows
     ) -> torch.Tensor:
         s = _unit(x)
         with torch.enable_grad():
@@ -155,7 +156,7 @@ def divide(g: torch.Tensor, factors: Flow, out: torch.Tensor, times: float = 1.0
     shapes = [(g.shape[0], 1), (1, *g.shape[1:])] if len(factors) == 2 and g.dim() == 2 else [g.shape]
     alike = out.shape == g.shape and [tuple(x.shape) for x in factors] == [tuple(shape) for shape in shapes]
     tensors = (g, out, *factors)
-    at = native.addresses(tensors, g.dtype, [x.numel() for x in tensors]) if alike and serves(g) else None
+    at = native.addresses(tensors, g.dtype, [x.numel() for x in tensors]) if alike and kernel_takes(g) else None
     if at is not None:
         rows, columns = (1, g.numel()) if len(factors) == 1 else g.shape
         column = at[2] if len(factors) == 2 else None

@@ -1,8 +1,8 @@
-"""What every operation of a positively homogeneous network becomes in its network of |w|^p.
+"""The rules that turn the operations of a positively homogeneous network into those of its network of |w|^p.
 
 A network of linear layers and ReLUs is a graph of edges: weights, biases (edges from a unit that is always 1) and
-constant factors. Taking every edge c to |c|^p and every activation to the identity gives a network whose output on an
-all-ones input sums Π |w_e|^p over all paths (Path-SGD slides). What each operation becomes:
+constant factors. Replace every edge c by |c|^p and every activation by the identity. The output of that network on an
+all-ones input is the sum of Π |w_e|^p over all paths (Path-SGD slides). The rules:
 
 - ReLU, abs, dropout: the identity. LeakyReLU too, but for a slope |a| > 1, which becomes the factor |a|^p.
 - Max pooling, maximum: the sum. A path may lead through any input of the window; the path norm counts them all.
@@ -23,22 +23,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tether.metrics.edges import Flows, power, product, serves, single
+from tether.metrics.edges import Flows, in_float32, kernel_takes, power, product
 
-__all__ = ["CONVOLUTIONS", "FUNCTIONS", "LAYERS", "NORMS", "Rule", "Run", "Unfit", "module_rule", "same"]
+__all__ = ["CONVOLUTIONS", "FUNCTIONS", "LAYERS", "NORMS", "Pass", "Rule", "Unfit", "module_rule", "unchanged"]
 
-Rule = Callable[..., Any]  # of a Run and the arguments of the operation
+Rule = Callable[..., Any]  # of a `Pass` and the arguments of the operation
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Unfit(Exception):
-    """Raised by a rule that meets arguments it cannot take."""
+    """Raised by a rule for arguments that it does not support."""
 
 
-class Run:
-    """One evaluation of a program: the edges it has met, |w|^p, and what flows past them.
+class Pass:
+    """One evaluation of a traced network: the edges |w|^p that it has used, and the derivatives by them.
 
-    `held` gives the edges and values of parameters and buffers where they are not to be read from the modules.
+    `held` gives the edges and values of parameters and buffers if they should not be read from the modules.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Run:
         self.p, self.modules, self.differentiate, self.held = p, modules, differentiate, held
         self.edges: dict[torch.Tensor, torch.Tensor] = {} if held is None else held[0]
         self.flows: Flows = {}
-        # Ties the compiled products, whose weights are no leaves, to the graph.
+        # Connects the compiled products, whose weights are not leaves, to the autograd graph.
         self.anchor = torch.zeros(0, requires_grad=True, device="cpu") if differentiate else None
 
     def tensor(self, place: int, name: str) -> torch.Tensor | None:
@@ -68,33 +68,33 @@ class Run:
         return self.edges[w]
 
     def value(self, w: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        """W itself; 0 where there is none."""
+        """The value of w; 0 if there is none."""
         if w is None:
             return like.new_zeros(())
         return (w.detach() if self.held is None else self.held[1][w]).to(like.dtype)
 
     def factor(self, c: Any) -> Any:
-        """|c|^p of a number; what is a tensor has it already."""
+        """|c|^p of a number. A tensor is returned as it is: it is a power already."""
         return c if isinstance(c, torch.Tensor) else abs(c) ** self.p
 
     def product(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        """|w|^p x + |b|^p; by the kernel for one vector, where w is then read just once."""
+        """|w|^p x + |b|^p; for one vector by the kernel, which reads w once."""
         one = self.held is None and self.p in (1.0, 2.0) and x.numel() == w.shape[1] and x.dtype == torch.float64
-        if one and serves(w, b):
+        if one and kernel_takes(w, b):
             return product(x, w, b, self.p, self.anchor, self.flows)
         return F.linear(x, self.edge(w), self.edge(b))  # type: ignore[arg-type]
 
 
-def same(run: Run, x: Any, *_: Any, **__: Any) -> Any:
+def unchanged(run: Pass, x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
-def _leaky(run: Run, x: torch.Tensor, negative_slope: float = 0.01, *_: Any, **__: Any) -> torch.Tensor:
+def _leaky(run: Pass, x: torch.Tensor, negative_slope: float = 0.01, *_: Any, **__: Any) -> torch.Tensor:
     return x if abs(negative_slope) <= 1 else x * run.factor(negative_slope)
 
 
 def _as_is(operation: Callable[..., Any]) -> Rule:
-    """Operations that move numbers about, or count them."""
+    """The rule of operations that rearrange numbers or return sizes: apply them."""
     return lambda run, *args, **kwargs: operation(*args, **kwargs)
 
 
@@ -102,14 +102,14 @@ def _method(name: str) -> Rule:
     return lambda run, x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
 
 
-def _attribute(run: Run, x: Any, name: str) -> Any:
+def _attribute(run: Pass, x: Any, name: str) -> Any:
     if name not in ("shape", "ndim", "dtype", "device"):
-        raise Unfit(f"reads .{name}, which paths do not have")
+        raise Unfit(f"reads .{name}, for which there is no rule")
     return getattr(x, name)
 
 
 def _plus(operation: Callable[[Any, Any], Any]) -> Rule:
-    def rule(run: Run, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    def rule(run: Pass, a: Any, b: Any, *, alpha: Any = 1) -> Any:
         if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
             return operation(a, b)  # of sizes
         return run.factor(a) + (run.factor(b) if alpha == 1 else run.factor(b) * run.factor(alpha))
@@ -118,7 +118,7 @@ def _plus(operation: Callable[[Any, Any], Any]) -> Rule:
 
 
 def _times(operation: Callable[[Any, Any], Any]) -> Rule:
-    def rule(run: Run, a: Any, b: Any) -> Any:
+    def rule(run: Pass, a: Any, b: Any) -> Any:
         if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
             return operation(a, b)
         return operation(run.factor(a), run.factor(b))
@@ -127,7 +127,7 @@ def _times(operation: Callable[[Any, Any], Any]) -> Rule:
 
 
 def _on_sizes(operation: Callable[..., Any]) -> Rule:
-    def rule(run: Run, *args: Any) -> Any:
+    def rule(run: Pass, *args: Any) -> Any:
         if any(isinstance(a, torch.Tensor) for a in args):
             raise Unfit("")
         return operation(*args)
@@ -135,22 +135,22 @@ def _on_sizes(operation: Callable[..., Any]) -> Rule:
     return rule
 
 
-def _sum(run: Run, x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> torch.Tensor:
+def _sum(run: Pass, x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> torch.Tensor:
     return x.sum() if dim is None else x.sum(dim, keepdim)
 
 
-def _mean(run: Run, x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> torch.Tensor:
+def _mean(run: Pass, x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: Any) -> torch.Tensor:
     total = _sum(run, x, dim, keepdim)
     return total * (x.numel() / total.numel()) ** -run.p
 
 
-def _pad(run: Run, x: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:
+def _pad(run: Pass, x: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:
     if mode == "constant" and value:
         raise Unfit("pads with a number that is not 0: paths start at inputs and biases only")
     return F.pad(x, pad, mode)
 
 
-def _nearest(run: Run, x: torch.Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *_: Any,
+def _nearest(run: Pass, x: torch.Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *_: Any,
              **__: Any) -> torch.Tensor:  # fmt: skip
     if mode != "nearest":
         raise Unfit(f"interpolates by mode={mode!r}: only mode='nearest' copies values along paths")
@@ -182,7 +182,7 @@ def _windows(x: torch.Tensor, d: int, size: Any, stride: Any, padding: Any, dila
 
 
 def _max_pool(d: int) -> Rule:
-    def rule(run: Run, x: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    def rule(run: Pass, x: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
              ceil_mode: bool = False, return_indices: bool = False) -> torch.Tensor:  # fmt: skip
         if return_indices:
             raise Unfit("returns indices, which depend on the data: use return_indices=False")
@@ -192,7 +192,7 @@ def _max_pool(d: int) -> Rule:
 
 
 def _average_pool(d: int) -> Rule:
-    def rule(run: Run, x: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+    def rule(run: Pass, x: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
              ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None
              ) -> torch.Tensor:  # fmt: skip
         sums = _windows(x, d, kernel_size, stride, padding, 1, ceil_mode)
@@ -207,7 +207,7 @@ def _average_pool(d: int) -> Rule:
 
 
 def _adaptive_pool(d: int, average: bool) -> Rule:
-    def rule(run: Run, x: torch.Tensor, output_size: Any, return_indices: bool = False) -> torch.Tensor:
+    def rule(run: Pass, x: torch.Tensor, output_size: Any, return_indices: bool = False) -> torch.Tensor:
         if return_indices:
             raise Unfit("returns indices, which depend on the data: use return_indices=False")
         means = getattr(F, f"adaptive_avg_pool{d}d")(x, output_size)
@@ -220,15 +220,15 @@ def _adaptive_pool(d: int, average: bool) -> Rule:
     return rule
 
 
-def _linear(run: Run, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+def _linear(run: Pass, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
     return F.linear(x, w, b)
 
 
-def _batch_norm(run: Run, x: torch.Tensor, place: int, before: tuple[int, str] | None) -> torch.Tensor:
+def _batch_norm(run: Pass, x: torch.Tensor, place: int, before: tuple[int, str] | None) -> torch.Tensor:
     """The factor |g/σ|^p and the bias |g (b − m)/σ + β|^p.
 
-    The bias is one edge to which b, g and β contribute; the derivative by each is that of its path vector's entry,
-    |∂(bias)/∂b|^p and so on, put in as a term that is 0.
+    The bias is one edge to which b, g and β contribute. The derivative by each is that of its entry of the path vector,
+    |∂(bias)/∂b|^p and so on. It is added as a term whose value is 0.
     """
     module: Any = run.modules[place]
     g, β = module._parameters["weight"], module._parameters["bias"]
@@ -249,17 +249,17 @@ def _batch_norm(run: Run, x: torch.Tensor, place: int, before: tuple[int, str] |
 
 
 def _layer(module: nn.Module, place: int, biased: bool) -> Rule:
-    """A linear or convolutional layer; without its bias where a BatchNorm takes that over."""
+    """The rule of a linear or convolutional layer, without its bias if a BatchNorm includes it."""
     if isinstance(module, nn.Linear):
 
-        def linear(run: Run, x: torch.Tensor) -> torch.Tensor:
+        def linear(run: Pass, x: torch.Tensor) -> torch.Tensor:
             layer = run.modules[place]
             w, b = layer._parameters["weight"], layer._parameters["bias"] if biased else None
             return run.product(x, w, b)  # type: ignore[arg-type]
 
         return linear
 
-    def convolution(run: Run, x: torch.Tensor) -> torch.Tensor:
+    def convolution(run: Pass, x: torch.Tensor) -> torch.Tensor:
         layer: Any = run.modules[place]
         w, b = layer._parameters["weight"], layer._parameters["bias"] if biased else None
 
@@ -270,7 +270,7 @@ def _layer(module: nn.Module, place: int, biased: bool) -> Rule:
             return getattr(F, f"conv_transpose{x.dim() - 2}d")(x, edges, None, *more)
 
         narrow = run.held is None and w.dtype is not torch.float64 and x.dtype is torch.float64
-        y = single(x, w, run.p, apply, run.anchor, run.flows) if narrow else apply(x, run.edge(w))  # type: ignore[arg-type]
+        y = in_float32(x, w, run.p, apply, run.anchor, run.flows) if narrow else apply(x, run.edge(w))  # type: ignore[arg-type]
         return y if b is None else y + run.edge(b).view(-1, *[1] * (y.dim() - 2))  # type: ignore[union-attr]
 
     return convolution
@@ -297,24 +297,24 @@ for _d, _max, _mean_, _amax, _amean in (
 
 
 def module_rule(module: nn.Module, place: int, before: tuple[int, str] | None, biased: bool) -> tuple[Rule, str] | None:
-    """The rule and the role of a module, if there is one; exact types, as a subclass may compute something else."""
+    """The rule and the role of a module; None if there is no rule. Types must match exactly: a subclass may differ."""
     kind = type(module)
     settings: Any = module
     if kind in LAYERS:
         if "weight" not in module._parameters:
-            raise Unfit("computes its weight from other parameters, of which paths know nothing")
+            raise Unfit("computes its weight from other parameters, which path norms do not support")
         return _layer(module, place, biased), "layer"
     if kind in NORMS:
         if settings.running_mean is None:
             raise Unfit("keeps no running statistics: path norms need those, with track_running_stats=True")
         return lambda run, x: _batch_norm(run, x, place, before), "norm"
     if kind in ACTIVATIONS:
-        return same, "activation"
+        return unchanged, "activation"
     if kind is nn.LeakyReLU:
         slope = settings.negative_slope
-        return same if abs(slope) <= 1 else lambda run, x: _leaky(run, x, slope), "activation"
+        return unchanged if abs(slope) <= 1 else lambda run, x: _leaky(run, x, slope), "activation"
     if kind in SHAPES or kind in COPIES:
-        # past hooks, which are not for these numbers
+        # without hooks, which do not expect these numbers
         return lambda run, x: run.modules[place].forward(x), "shape" if kind in SHAPES else "other"
     if kind is nn.Upsample:
         fixed = settings.size, settings.scale_factor, settings.mode
@@ -330,12 +330,12 @@ def module_rule(module: nn.Module, place: int, before: tuple[int, str] | None, b
 
 # By function or name of a method: the rule and the role.
 FUNCTIONS: dict[Any, tuple[Rule, str]] = {
-    **dict.fromkeys((torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_"), (same, "activation")),
-    **dict.fromkeys((torch.abs, "abs", "abs_"), (same, "activation")),
+    **dict.fromkeys((torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_"), (unchanged, "activation")),
+    **dict.fromkeys((torch.abs, "abs", "abs_"), (unchanged, "activation")),
     **dict.fromkeys((F.leaky_relu, F.leaky_relu_), (_leaky, "activation")),
-    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout), (same, "activation")),
-    **dict.fromkeys(("contiguous", "clone", "detach", "to", "float", "double", torch.clone), (same, "activation")),
-    **dict.fromkeys((torch.neg, operator.neg, "neg", "neg_", operator.pos), (same, "other")),
+    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout), (unchanged, "activation")),
+    **dict.fromkeys(("contiguous", "clone", "detach", "to", "float", "double", torch.clone), (unchanged, "activation")),
+    **dict.fromkeys((torch.neg, operator.neg, "neg", "neg_", operator.pos), (unchanged, "other")),
     **{f: (_as_is(f), "shape") for f in (torch.flatten, torch.reshape)},
     **{f: (_method(f), "shape") for f in ("flatten", "view", "reshape")},
     **{

@@ -1,4 +1,4 @@
-"""What a metric is: how the gradient and the noise of a part are measured."""
+"""The interface of a metric, in which the gradient and the noise of a part are measured."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ __all__ = ["Metric", "MetricError"]
 
 
 class MetricError(ValueError):
-    """A word, a surface or a network that a metric does not go with."""
+    """A word, a surface or a network that a metric does not support."""
 
 
 class Metric(ABC):
-    """A step is taken in coordinates of the metric: `enter` goes there, and the writes it leaves behind come back."""
+    """Base class of metrics.
+
+    A step is made in coordinates of the metric: `enter` transforms into them and plans the way back.
+    """
+
+    def __repr__(self) -> str:
+        """Name and settings. Two of equal text are the same."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({settings})"
 
     @abstractmethod
     def check(self, part: str, row: Mapping[str, Any]) -> None:
-        """Raise unless the metric goes with the row's word and surface."""
+        """Raise unless the metric supports the row's word and surface."""
 
     @abstractmethod
     def measure(self, model: nn.Module) -> Mapping[str, Any]:
-        """What the metric says of each parameter of the network as it is, by name; once per step for all parts."""
+        """What the metric needs to know of each parameter, by name. It is called once per step for all parts."""
 
     @abstractmethod
     def enter(self, block: Block, measured: Mapping[str, Any], whole: bool) -> None:
-        """Put the block's gradients into the metric; if `whole`, its parameters as well, for momenta and noise.
+        """Transform the gradients of a block; if `whole`, also its parameters, for momenta and noise.
 
-        New tensors take the places of ``block.g`` and ``block.θ``, and ``block.after`` gets the writes that leave.
+        Replace ``block.g`` and ``block.θ`` by new tensors, and put the writes that transform back into ``block.after``.
         """

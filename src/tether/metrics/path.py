@@ -1,4 +1,4 @@
-"""Path: the metric in which every path of a network counts by the product of its weights (Path-SGD slides)."""
+"""Path: the metric of Path-SGD, made from the products of weights along the paths of a network (Path-SGD slides)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.func import vmap
 from tether.engine.commit import write
 from tether.ensemble.replicas import Replicas
 from tether.metrics import edges
-from tether.metrics.homogeneous import Run
+from tether.metrics.homogeneous import Pass
 from tether.metrics.metric import Metric, MetricError
 from tether.metrics.tracing import NotHomogeneous, Traced, traced_graph
 from tether.surfaces import Surface
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["Factors", "NotHomogeneous", "Path", "exponent", "path_sum"]
 
 Factors = tuple[torch.Tensor, ...]
-SAFE = 1e18  # below it in size, and above its inverse, two vectors may be multiplied in float32
+SAFE = 1e18  # two vectors with entries between its inverse and this may be multiplied in float32
 
 
 class Path(Metric):
     """The path metric of Path-SGD: γ_p(w, e) = (Σ over paths through e of Π_{e'≠e} |w_e'|^p)^{2/p}.
 
     It is the square of ‖∂π/∂w_e‖_p, with π(w) the vector of the products of weights along all paths from an input, or
-    from the unit that is always 1 (a bias), to an output. A step w_e −= η/γ · ∂L/∂w_e commutes with the rescalings
-    that leave a ReLU network's function as it is.
+    from the unit that is always 1 (a bias), to an output. A step w_e −= η/γ · ∂L/∂w_e commutes with the rescalings that
+    do not change the function of a ReLU network.
 
     γ = (∂J/∂|w_e|^p)^{2/p}, J the sum of the outputs of the network with weights |w|^p on an all-ones input: one
-    forward and one backward of batch size 1, on a graph traced once (`tether.homogeneous` says what becomes of every
-    operation). A weight used more than once, as in a convolution, has the derivative summed over its uses.
+    forward and one backward of batch size 1, on a graph traced once (`tether.metrics.homogeneous` has the rule of every
+    operation). For a weight that is used more than once, as in a convolution, the derivative is summed over its uses.
 
-    What flows between layers is held in float64, as |w|^p over tens of layers leaves the range of float32; convolutions
-    with float32 weights run in float32, on inputs brought to at most 1 by a power of two.
+    The values between layers are float64, since |w|^p over tens of layers leaves the range of float32. Convolutions
+    with float32 weights run in float32, on inputs scaled to at most 1 by a power of two.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
     >>> net[0].weight.data, net[2].weight.data = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0]])
@@ -77,7 +77,7 @@ class Path(Metric):
     def factors(self, model: nn.Module, input_shape: Sequence[int] | None = None) -> dict[str, Factors]:
         """γ as tensors whose product it is: for the matrix of a Linear layer a column and a row, else one tensor.
 
-        Cheaper than `scales`, which writes the product out; `divide` takes them as they are.
+        This is cheaper than `scales`, which forms the product; `divide` takes the factors directly.
         """
         named = dict(model.named_parameters())
         with torch.inference_mode(False), torch.enable_grad():
@@ -96,8 +96,8 @@ class Path(Metric):
     def enter(self, block: Block, measured: Mapping[str, Factors], whole: bool) -> None:
         """g/γ for g; or, if `whole`, the coordinates √γ θ with g/√γ.
 
-        Those make noise and momenta what they are in the metric: dθ = −γ⁻¹∇L dt + √(2τ/γ) dW for X. No weight enters
-        its own γ unless it is shared, so that the divergence of γ⁻¹ vanishes and exp(−L/τ) is still what is sampled.
+        In these coordinates noise and momenta have the right size: dθ = −γ⁻¹∇L dt + √(2τ/γ) dW for X. A weight that is
+        not shared does not enter its own γ, so the divergence of γ⁻¹ vanishes and exp(−L/τ) is still sampled.
         """
         mine = [measured[name] for name in block.pick(block.names)]
         if not whole:
@@ -124,7 +124,7 @@ class Path(Metric):
     ) -> torch.Tensor:
         """out ← keep·out + times · g/γ^power, and 0 for g/γ where γ = 0: no path leads there.
 
-        With out=w, keep=1 and times=−η a step of Path-SGD in one pass; with power=½ noise for it.
+        With out=w, keep=1 and times=−η this is a step of Path-SGD in one pass; with power=½ it scales noise.
         """
         if power != 1:
             factors = tuple([γ.pow(power) for γ in factors])
@@ -132,7 +132,7 @@ class Path(Metric):
 
 
 def exponent(p: Any) -> float:
-    """p, if it is one of a norm."""
+    """p as a float. Raises unless it is the exponent of a norm."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not (math.isfinite(p) and p >= 1):
         raise ValueError(f"p={p!r} must be a finite number, 1 or more; e.g. p=2")
     return float(p)
@@ -142,7 +142,7 @@ def exponent(p: Any) -> float:
 def path_sum(model: nn.Module, p: float, input_shape: Sequence[int] | None = None) -> float:
     """J = Σ over all paths of Π |w_e|^p."""
     traced, modules = traced_graph(model)
-    total = traced(Run(p, modules), _ones(modules, traced, input_shape)).item()
+    total = traced(Pass(p, modules), _ones(modules, traced, input_shape)).item()
     if not math.isfinite(total):
         raise OverflowError(f"the sum of Π |w|^{p:g} over the paths of {type(model).__name__} exceeds float64")
     return total
@@ -166,7 +166,7 @@ def _ones(modules: list[nn.Module], traced: Traced, input_shape: Sequence[int] |
 def _derivatives(
     model: nn.Module, p: float, input_shape: Sequence[int] | None
 ) -> tuple[dict[torch.Tensor, torch.Tensor], edges.Flows]:
-    """∂J/∂|w|^p for the parameters that a path uses: as it is, or as vectors of which it is the outer product."""
+    """∂J/∂|w|^p for the parameters on a path: as one tensor, or as two vectors whose outer product it is."""
     traced, modules = traced_graph(model)
     x = _ones(modules, traced, input_shape)
     if traced.chain and not isinstance(model, Replicas):
@@ -180,12 +180,12 @@ def _derivatives(
 
         def one(powers: list[torch.Tensor], plain: list[torch.Tensor]) -> torch.Tensor:
             known = dict(zip([*leaves, *constants], powers, strict=True)), dict(zip(values, plain, strict=True))
-            return traced(Run(p, modules, True, known), x)
+            return traced(Pass(p, modules, True, known), x)
 
         total = vmap(one)([*leaves.values(), *constants.values()], list(values.values())).sum()
-        run = Run(p, modules, True, (leaves, values))
+        run = Pass(p, modules, True, (leaves, values))
     else:
-        run = Run(p, modules, True)
+        run = Pass(p, modules, True)
         total = traced(run, x)
     anchor = run.anchor
     assert anchor is not None
@@ -204,7 +204,7 @@ def _down_a_chain(layers: list[nn.Module], p: float, x: torch.Tensor) -> edges.F
     way = []
     for layer in layers:
         w, b = layer._parameters["weight"], layer._parameters["bias"]
-        if w is None or x.numel() != w.shape[1] or not edges.serves(w, b):
+        if w is None or x.numel() != w.shape[1] or not edges.kernel_takes(w, b):
             return None  # not by the kernel
         way.append((w, b, x))
         x = edges.ahead(x, w, b, p)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
-from tether.ensemble.replicas import Replicas
+from tether.ensemble.replicas import Replicas, template
 from tether.metrics import edges
-from tether.metrics.homogeneous import FUNCTIONS, LAYERS, NORMS, Run, Unfit, module_rule, same
+from tether.metrics.homogeneous import FUNCTIONS, LAYERS, NORMS, Pass, Unfit, module_rule, unchanged
 
 __all__ = ["NotHomogeneous", "Step", "Traced", "traced_graph"]
 
@@ -28,7 +28,7 @@ SIZES = (getattr, "size", "dim", "numel")
 
 
 class NotHomogeneous(ValueError):
-    """A network with a part that paths cannot go through; `name` and `kind` say which."""
+    """A network with an operation for which there is no rule; `name` and `kind` say which."""
 
     def __init__(self, name: str, kind: str, why: str = "") -> None:
         why = why or "is not positively homogeneous: path norms need ReLU-like networks"
@@ -37,23 +37,23 @@ class NotHomogeneous(ValueError):
 
 
 class Slot(int):
-    """Where a step finds what an earlier one has left."""
+    """The place of a value that an earlier step has computed."""
 
 
 class Step(NamedTuple):
     """One operation of a program."""
 
     rule: Callable[..., Any]
-    args: tuple[Any, ...]  # with a Slot for what an earlier step has left
+    args: tuple[Any, ...]  # with a Slot for each value of an earlier step
     kwargs: dict[str, Any]
     out: int
-    changes: int | None  # the slot that an operation in place writes to, too
+    changes: int | None  # the slot that an in-place operation also writes to
     name: str
     kind: str
     role: str  # "layer", "norm", "activation", "pool", "shape" or "other"
     place: int | None  # of the module among the network's modules()
     inputs: tuple[int, ...]  # the slots that depend on the network's input
-    alone: int | None  # the slot that is its only argument, if there is no other
+    alone: int | None  # the slot of its argument, if it has exactly one
 
 
 class Traced(NamedTuple):
@@ -63,10 +63,10 @@ class Traced(NamedTuple):
     slots: int
     entry: int
     exit: Any
-    shape: tuple[int, ...] | None  # of an input, if the first layer tells
+    shape: tuple[int, ...] | None  # the shape of an input, if the first layer determines it
     chain: tuple[int, ...]  # the places of its layers, if it is Linear layers one after the other, with nothing between
 
-    def __call__(self, run: Run, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, run: Pass, x: torch.Tensor) -> torch.Tensor:
         """J: the sum of the outputs."""
         slots: list[Any] = [None] * self.slots
         slots[self.entry] = x
@@ -103,12 +103,12 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-# The modules are kept by weak references, to tell whether the network is still the one that was traced.
+# The modules are kept by weak references, to see whether the network has changed since it was traced.
 _programs: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], Traced]] = WeakKeyDictionary()
 
 
 def traced_graph(model: nn.Module) -> tuple[Traced, list[nn.Module]]:
-    """The program of a network and its modules now; traced on the first call and when a module was exchanged."""
+    """The traced network and its modules. It is traced on the first call, and again if a module was replaced."""
     network = _network(model)
     modules = _modules(network)
     known = _programs.get(network)
@@ -119,7 +119,7 @@ def traced_graph(model: nn.Module) -> tuple[Traced, list[nn.Module]]:
 
 
 def _modules(module: nn.Module) -> list[nn.Module]:
-    """As module.modules(), in a fraction of its time: this is asked at every step."""
+    """As module.modules(), but faster, since it is needed at every step."""
     found = {module: None}
     stack = [module]
     while stack:
@@ -133,14 +133,14 @@ def _modules(module: nn.Module) -> list[nn.Module]:
 def _network(model: nn.Module) -> nn.Module:
     """The module under the wrappers of `Replicas`, torch.compile and DistributedDataParallel."""
     if isinstance(model, Replicas):
-        return model._shell
+        return template(model)
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return _network(model.module)
     return model._modules.get("_orig_mod") or model
 
 
 class _Tracer(fx.Tracer):
-    """torch's, but past hooks, and without leaving constants in the network."""
+    """Torch's tracer, which ignores hooks here and stores no constants in the network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class _Builder:
         self.steps.append(Step(rule, args, kwargs, slot, changes, name, kind, role, place, inputs, alone))
 
     def label(self, node: fx.Node) -> tuple[str, str, int | None]:
-        """The module that a node belongs to, and what is done there."""
+        """The name of the module that a node belongs to, its operation, and the module's place."""
         if node.op == "call_module":
             module = self.tracer.root.get_submodule(str(node.target))
             alone = id(self.tracer.root) not in self.places
@@ -256,7 +256,7 @@ class _Builder:
         if node.target in QUOTIENTS and any(
             x in self.live | self.weighted for x in node.args[1:] if isinstance(x, fx.Node)
         ):
-            raise Unfit("divides by what depends on the input or on parameters: paths know factors only")
+            raise Unfit("divides by what depends on the input or on parameters: only constant factors are supported")
         return *FUNCTIONS[node.target], None
 
     def constant(self, node: fx.Node) -> Callable[..., Any]:
@@ -272,14 +272,14 @@ class _Builder:
         return lambda run: run.edge(run.tensor(place, name))
 
     def folds(self, node: fx.Node) -> bool:
-        """Does a BatchNorm, and nothing else, take over from this layer?"""
+        """Is a BatchNorm the only user of this layer's output?"""
         users = list(node.users)
         if len(users) != 1 or users[0].op != "call_module":
             return False
         return type(self.tracer.root.get_submodule(str(users[0].target))) in NORMS
 
     def folded(self, node: fx.Node) -> tuple[int, str] | None:
-        """Where the bias is that this BatchNorm takes over."""
+        """The place of the bias that this BatchNorm includes."""
         before = node.args[0] if node.args else None
         if not isinstance(before, fx.Node) or before.op != "call_module" or not self.folds(before):
             return None
@@ -290,7 +290,7 @@ class _Builder:
         """The Linear layers of a chain of nothing else; none for other networks."""
         layers: list[int] = []
         for step in self.steps:
-            if step.alone != last or not (step.kind == "Linear" or step.role == "shape" or step.rule is same):
+            if step.alone != last or not (step.kind == "Linear" or step.role == "shape" or step.rule is unchanged):
                 return ()
             last = step.out
             if step.kind == "Linear" and step.place is not None:
@@ -298,7 +298,7 @@ class _Builder:
         return tuple(layers) if exit == last else ()
 
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of an input, where the first layer tells it."""
+        """The shape of an input, if the first layer determines it."""
         first = next((step for step in self.steps if step.role in ("layer", "norm")), None)
         if first is None or any(step.kind in ("linear", "matmul") for step in self.steps[: self.steps.index(first)]):
             return None

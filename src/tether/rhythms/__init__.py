@@ -12,7 +12,7 @@ from tether.rhythms.sleep import Sleep
 
 __all__ = ["SHORT", "Always", "Every", "Merge", "Rhythm", "RhythmError", "Sleep", "rhythm_of"]
 
-SHORT: dict[str, Any] = {"every": 1, "drift": True, "asleep": 0.0, "nap": 5, "merge": 1}  # the short forms, at rest
+SHORT: dict[str, Any] = {"every": 1, "drift": True, "asleep": 0.0, "nap": 5, "merge": 1}  # short forms and defaults
 
 
 def rhythm_of(part: str, row: Mapping[str, Any]) -> Rhythm:

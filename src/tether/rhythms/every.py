@@ -1,11 +1,11 @@
-"""Every: a slow part, whose gradient is computed once in so many steps (chapter 5 of the thesis)."""
+"""Every: a slow part, whose gradient is computed once in k steps (chapter 5 of the thesis)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole
+from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 
 if TYPE_CHECKING:
     from tether.engine.commit import Write
@@ -15,16 +15,16 @@ __all__ = ["Every"]
 
 
 class Every(Rhythm):
-    """One step of the part in k of the optimizer; in between no gradient of it is computed.
+    """The part makes one step for k steps of the optimizer. Between them its gradient is not computed.
 
     Args:
-        k: how many steps of the optimizer are one of this part.
-        drift: spread the drift of a word that ends in one (OBA, MS) over those steps (Algorithm 5.1); else all of it
-            comes at once (5.2).
+        k: the number of steps of the optimizer for one step of the part.
+        drift: spread the drift of a word that ends in one (OBA, MS) over those steps (Algorithm 5.1); False makes it in
+            one step (5.2).
     """
 
     def __init__(self, k: int, drift: bool = True) -> None:
-        self.every, self.drift = whole("", "every", k), drift
+        self.every, self.drift = whole_steps("", "every", k), drift
 
     def __repr__(self) -> str:
         return f"Every({self.every}{'' if self.drift else ', drift=False'})"

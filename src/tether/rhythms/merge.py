@@ -1,4 +1,4 @@
-"""Merge: two copies of a part on two time scales, which become their mean (5.9.3 of the thesis)."""
+"""Merge: two copies of a part on two time scales, both replaced by their mean (section 5.9.3 of the thesis)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tether.engine.commit import write
-from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole
+from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ __all__ = ["Merge"]
 
 
 class Merge(Rhythm):
-    """A slow copy makes one step h·k while the part makes k steps h; then both become their mean.
+    """A slow copy makes one step of h·k while the part makes k steps of h. Then both are set to their mean.
 
-    They part from the same point, so the slow copy's gradient is the first one of the cycle: it costs none of its own.
-    It has momenta of its own.
+    Both start from the same point, so the slow copy uses the first gradient of the cycle and needs no other. It has its
+    own momenta.
 
     Args:
-        k: how many steps of the part are one of its slow copy.
+        k: the number of steps of the part for one step of the slow copy.
     """
 
     def __init__(self, k: int) -> None:
-        self.k = whole("", "merge", k)
+        self.k = whole_steps("", "merge", k)
 
     def __repr__(self) -> str:
         return f"Merge({self.k})"
@@ -41,7 +41,7 @@ class Merge(Rhythm):
         one_gradient(self, part, row, same_step=True)
         if isinstance(row["on"], Surface) or row["metric"] is not None:
             other = row["on"] if isinstance(row["on"], Surface) else row["metric"]
-            raise RhythmError(f"{part}: merge={self.k} takes a mean, which {other!r} does not know: choose one")
+            raise RhythmError(f"{part}: merge={self.k} takes a mean, which {other!r} does not support: choose one")
 
     def start(self, row: Row) -> list[Write]:
         for param in row.group["params"]:
@@ -75,7 +75,7 @@ class Merge(Rhythm):
         return writes
 
     def slow_step(self, row: Row, draws: int) -> list[Write]:
-        """The step of the slow copy, from where the part is now."""
+        """The step of the slow copy, from the current parameters."""
         twins = []
         before: list[Write] = []
         for body in row.bodies:

@@ -1,7 +1,7 @@
-"""Clocks: what a model must know of the rates of its parts, so that slow ones cost nothing in between.
+"""Clocks: what a model must do so that slow parts cost nothing between their steps.
 
-`Part(every=k)` and the optimizer do the arithmetic, and let parameters that are not due ask for no gradient. This file
-adds what belongs to the model: the mode of slow layers between their steps, and a word where nothing can be saved.
+`Part(every=k)` and the optimizer do the arithmetic; parameters that are not due require no gradient. This file adds
+what concerns the model: the mode of slow layers between their steps, and warnings if nothing can be saved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tether.optimizer import Clock, Optimizer
 from tether.part import matches
-from tether.rhythms.rhythm import whole
+from tether.rhythms.rhythm import whole_steps
 from tether.rhythms.waiting import give_back, left_waiting, wait
 
 __all__ = ["Multirate", "set_clocks"]
@@ -27,14 +27,14 @@ CHOICES = ("train", "eval", "frozen")
 
 
 def set_clocks(model: nn.Module, opt: Optimizer, batchnorm: str = "train", slow_eval: bool = False) -> None:
-    """Keep the mode of slow layers in step with the optimizer, and warn once where the backward pass saves nothing.
+    """Set the mode of slow layers at every step of the optimizer, and warn once if the backward pass saves nothing.
 
     Args:
-        model: what the optimizer moves, called as a whole in the training loop.
+        model: the model that the optimizer moves; the training loop must call it as a whole.
         opt: an optimizer with parts of different `every`.
         batchnorm: of the slow part: ``"train"`` as usual, ``"eval"`` by its running statistics, ``"frozen"`` by those
             of the batch, with the running ones updated only when the part is due.
-        slow_eval: between its steps run the slow part in eval mode altogether: dropout off, running statistics.
+        slow_eval: run the slow part in eval mode between its steps: without dropout, with running statistics.
     """
     if batchnorm not in CHOICES:
         raise ValueError(f"batchnorm={batchnorm!r} must be one of {', '.join(map(repr, CHOICES))}")
@@ -65,7 +65,7 @@ def one_clock(model: nn.Module, fast: str) -> None:
 
 
 class _Modes:
-    """A hook that sets the modes of slow layers; it knows the optimizer's clock and nothing else of it."""
+    """A hook that sets the modes of slow layers by the optimizer's clock."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class _Modes:
 
 
 def _all_slow(module: nn.Module, rates: dict[int, int]) -> bool:
-    """Do all the parameters of a module, and of those in it, wait?"""
+    """Are all parameters of a module and its submodules slow?"""
     own = [rates.get(id(p), 1) for p in module.parameters()]
     return bool(own) and all(rate > 1 for rate in own)
 
 
 def _warn_by_order(model: nn.Module, slow: set[str], fast: set[str]) -> None:
-    """In this forward pass: does a slow layer run after a fast one?"""
+    """Warn if a slow layer runs after a fast one in this forward pass."""
     handles: list[Any] = []
     seen: list[str] = []
 
@@ -146,12 +146,12 @@ class Multirate(torch.optim.Optimizer):
     ...     every={"body": 5},
     ... )
 
-    Schedulers, GradScaler and checkpoints see one optimizer with the param groups of all. Between their steps the
-    parameters of a slow part ask for no gradient.
+    Schedulers, GradScaler and checkpoints see one optimizer with the param groups of all. The parameters of a slow part
+    require no gradient between its steps.
 
     Args:
-        optimizers: by a name of your choice; no parameter in two of them.
-        every: how many steps are one of that optimizer's; those that are not named move at every step.
+        optimizers: each under a name of your choice. No parameter may be in two of them.
+        every: by name, the number of steps for one step of that optimizer; the others move at every step.
     """
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], every: Mapping[str, int] | None = None) -> None:
@@ -161,7 +161,7 @@ class Multirate(torch.optim.Optimizer):
                 raise ValueError(
                     f"every names {name!r}, but the optimizers are {', '.join(map(repr, self.optimizers))}"
                 )
-            every[name] = whole(f"{name!r}: ", "every", k)
+            every[name] = whole_steps(f"{name!r}: ", "every", k)
         self.every = {name: every.get(name, 1) for name in self.optimizers}
         if not self.optimizers or min(self.every.values()) > 1:
             raise ValueError("some optimizer must move at every step: leave every=1 for the fastest")
@@ -178,7 +178,7 @@ class Multirate(torch.optim.Optimizer):
         self._promise()
 
     def _promise(self) -> None:
-        """Slow parameters are given back, at the latest when this optimizer is no more."""
+        """Let slow parameters require gradients again when this optimizer is deleted."""
         weakref.finalize(self, give_back, self._slow()).atexit = False
 
     def _slow(self, *names: str) -> list[torch.Tensor]:
@@ -190,15 +190,15 @@ class Multirate(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all of them, the very same, so that schedulers reach them."""
+        """The groups of all optimizers: the same objects, so that schedulers change them."""
         return [group for opt in self.optimizers.values() for group in opt.param_groups]
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """They belong to the optimizers; torch's constructor sets and fills a list of its own."""
+        """Ignored: torch's constructor sets a list of its own, but the groups belong to the optimizers."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """A group belongs to one of the optimizers: add it there."""
+        """Refused: a group must be added to one of the optimizers."""
         if self._made:
             name = next(iter(self.optimizers))
             raise ValueError(
@@ -207,11 +207,11 @@ class Multirate(torch.optim.Optimizer):
             )
 
     def release(self) -> None:
-        """Let slow parameters ask for gradients again: the run has ended. The next step takes up the clock anew."""
+        """Let slow parameters require gradients again, at the end of a run. The next step continues with the clock."""
         give_back(self._slow())
 
     def step(self, closure: Any = None) -> Any:
-        """Let those optimizers step that are due."""
+        """Make a step of every optimizer that is due."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -233,12 +233,12 @@ class Multirate(torch.optim.Optimizer):
             opt.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each, and how many steps there have been."""
+        """The states of all optimizers, and the number of steps."""
         states = {name: opt.state_dict() for name, opt in self.optimizers.items()}
         return {"steps": self.steps, "every": dict(self.every), "optimizers": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, also in the middle of a cycle."""
+        """Continue from a saved state, also in the middle of a cycle."""
         if state_dict["every"] != self.every:
             raise ValueError(f"the checkpoint was saved with every={state_dict['every']}, this one has {self.every}")
         for name, opt in self.optimizers.items():
@@ -251,7 +251,7 @@ class Multirate(torch.optim.Optimizer):
         return {**super().__getstate__(), **own, "_made": True}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # torch asks for the groups, which are those of the optimizers
+        # torch reads the groups, which belong to the optimizers
         self.__dict__.update({name: state[name] for name in ("optimizers", "every", "steps", "trained", "_made")})
         super().__setstate__({name: value for name, value in state.items() if name != "param_groups"})
         self._set_clock()

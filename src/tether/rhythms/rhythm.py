@@ -1,4 +1,4 @@
-"""What a rhythm is: what a part does over several steps, beside moving by its word at each of them."""
+"""The interface of a rhythm: what a part does over several steps."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ if TYPE_CHECKING:
     from tether.engine.commit import Write
     from tether.engine.rows import Row
 
-__all__ = ["Always", "Rhythm", "RhythmError", "one_gradient", "whole"]
+__all__ = ["Always", "Rhythm", "RhythmError", "one_gradient", "whole_steps"]
 
 
 class RhythmError(ValueError):
-    """A rhythm that cannot be, or a word, surface or metric that it does not go with."""
+    """A rhythm with invalid settings, or a word, surface or metric that it does not support."""
 
 
 class Rhythm:
-    """Plays the word at every step. A rhythm of one's own overrides what it does otherwise.
+    """Base class of rhythms: it runs the word of the part at every step.
 
-    What it must remember between steps it keeps in ``row.state``, in plain tensors, so that checkpoints hold it.
+    A subclass overrides what it does differently. It keeps what it must remember between steps in ``row.state``, as
+    plain tensors, so that checkpoints hold it.
     """
 
     every = 1  # steps of the optimizer from one kick of the part to the next
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        """Name and settings. Two of equal text are the same."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({settings})"
 
     def __eq__(self, other: object) -> bool:
         return repr(self) == repr(other)
@@ -41,14 +44,14 @@ class Rhythm:
         return {}
 
     def check(self, part: str, row: Mapping[str, Any]) -> None:
-        """Raise unless the rhythm goes with the row's word, surface, metric and temperature."""
+        """Raise unless the rhythm supports the row's word, surface, metric and temperature."""
 
     def due(self, step: int) -> bool:
         """Must the backward pass reach the part at this step?"""
         return True
 
     def start(self, row: Row) -> list[Write]:
-        """The part has been made: what to write."""
+        """The writes when the part is created."""
         return []
 
     def plan(self, row: Row) -> list[Write]:
@@ -57,24 +60,24 @@ class Rhythm:
         return row.writes()
 
     def rise(self, row: Row) -> list[Write]:
-        """Show the part as a whole, for an evaluation, a checkpoint or the end of a run: what to write."""
+        """The writes that restore all weights, for an evaluation, a checkpoint or the end of a run."""
         return []
 
     def lie_down(self, row: Row) -> list[Write]:
-        """Undo that."""
+        """The writes that undo `rise`."""
         return []
 
     def unload(self, row: Row) -> list[Write]:
-        """A checkpoint is about to replace the state: what to write before that."""
+        """The writes before a checkpoint replaces the state."""
         return []
 
 
 class Always(Rhythm):
-    """Every part at every step: the rhythm of all usual methods."""
+    """The part moves at every step: the default."""
 
 
-def whole(where: str, name: str, value: Any) -> int:
-    """A number of steps as an int, numpy's included; else an error that names it, the rule and a fix."""
+def whole_steps(where: str, name: str, value: Any) -> int:
+    """A number of steps as an int; numpy's integers are accepted. Raises unless it is 1 or more."""
     try:
         steps = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -85,7 +88,7 @@ def whole(where: str, name: str, value: Any) -> int:
 
 
 def one_gradient(rhythm: Rhythm, part: str, row: Mapping[str, Any], same_step: bool = False) -> None:
-    """Refuse words that take several gradients; and, where a step must stand by itself, those that share a kick."""
+    """Refuse words that take several gradients; with `same_step` also words whose kick spans two steps."""
     word = parse(row["word"])
     if word.needs_closure:
         raise RhythmError(

@@ -1,4 +1,4 @@
-"""Sleep: random subsets of the weights are 0 for a while and then catch up (5.5.1 of the thesis)."""
+"""Sleep: random subsets of the weights are 0 for some steps and then catch up (section 5.5.1 of the thesis)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.engine.commit import commit, write
 from tether.noise import Normals
-from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole
+from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface
 
 if TYPE_CHECKING:
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Sleep"]
 
-BEDS = WeakTensorKeyDictionary()  # the row that puts a parameter's weights to bed, as a weak reference
+BEDS = WeakTensorKeyDictionary()  # for each parameter a weak reference to the row that sets its weights to 0
 
 
 class Sleep(Rhythm):
-    """A share of the weights, chosen anew each time, is 0 for `nap` steps while the others move with h.
+    """A random share of the weights is 0 for `nap` steps while the others move with h.
 
-    Then the sleepers wake as they were, all move once, the sleepers with h·nap, and others fall asleep. Who sleeps is
-    named by (seed, cycle, parameter), as noise is.
+    Then the sleeping weights get their values back and all weights make one step, those that slept with h·nap. After
+    that another share sleeps. The choice depends on (seed, cycle, parameter) alone, as noise does.
 
     Args:
-        share: of the weights, at least 0 and below 1.
-        nap: for how many steps.
+        share: the share of weights that sleep, at least 0 and below 1.
+        nap: the number of steps that they sleep.
     """
 
     def __init__(self, share: float, nap: int = 5) -> None:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
             raise RhythmError(f"asleep={share!r} must be a share of the weights, at least 0 and below 1")
-        self.share, self.nap = float(share), whole("", "nap", nap)
+        self.share, self.nap = float(share), whole_steps("", "nap", nap)
         self._known: dict[Any, list[torch.Tensor]] = {}
 
     def __repr__(self) -> str:
@@ -54,11 +54,11 @@ class Sleep(Rhythm):
         if isinstance(row["on"], Surface) or row["metric"] is not None:
             other = row["on"] if isinstance(row["on"], Surface) else row["metric"]
             raise RhythmError(
-                f"{part}: asleep={self.share} puts weights to 0, which {other!r} does not allow: choose one"
+                f"{part}: asleep={self.share} sets weights to 0, which {other!r} does not allow: choose one"
             )
 
     def masks(self, row: Row, cycle: int) -> list[torch.Tensor]:
-        """Where the sleepers of a cycle are, parameter by parameter."""
+        """A mask for each parameter: True where a weight sleeps in this cycle."""
         key = (row.group["seed"], cycle, tuple(row.names))
         if key not in self._known:
             masks = []
@@ -72,18 +72,18 @@ class Sleep(Rhythm):
         return self._known[key]
 
     def when(self, row: Row) -> tuple[int, int]:
-        """Cycle and phase."""
+        """The current cycle, and the step within it."""
         cycle, phase = divmod(row.group["step"], self.nap + 1)
         return cycle, phase
 
     def sleepers(self, row: Row, cycle: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Parameters that are trained, with who of them sleeps in a cycle."""
+        """The trained parameters, each with its mask of sleeping weights."""
         for param, mask, trained in zip(row.group["params"], self.masks(row, cycle), row.trained, strict=True):
             if trained:
                 yield param, mask
 
     def start(self, row: Row) -> list[Write]:
-        """Whoever put these weights to bed before lets them rise first."""
+        """If another optimizer has set some of these weights to 0, it restores them first."""
         for param in row.group["params"]:
             before = BEDS.get(param)
             other = None if before is None else before()
@@ -93,12 +93,12 @@ class Sleep(Rhythm):
         return self.lie_down(row)
 
     def lie_down(self, row: Row) -> list[Write]:
-        """Put the sleepers to 0, if this is their time."""
+        """Set the sleeping weights to 0, unless all weights move at this step."""
         cycle, phase = self.when(row)
         return self.to_bed(row, cycle) if phase < self.nap else []
 
     def to_bed(self, row: Row, cycle: int) -> list[Write]:
-        """Keep what the sleepers of a cycle were, and put them to 0."""
+        """Keep the values of the weights that sleep in a cycle, and set them to 0."""
         writes: list[Write] = []
         for (param, mask), own in zip(self.sleepers(row, cycle), self.states(row), strict=True):
             writes += [
@@ -109,7 +109,7 @@ class Sleep(Rhythm):
         return writes
 
     def states(self, row: Row) -> list[dict[str, torch.Tensor]]:
-        """For each trained parameter: what its sleepers were, and who sleeps now."""
+        """For each trained parameter the kept values, and the mask of weights that sleep now."""
         found = []
         for param, trained in zip(row.group["params"], row.trained, strict=True):
             if trained:
@@ -121,11 +121,11 @@ class Sleep(Rhythm):
         return found
 
     def rise(self, row: Row) -> list[Write]:
-        """Give sleepers their values back."""
+        """Restore the values of sleeping weights."""
         writes: list[Write] = []
         params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
         for param, own in zip(params, self.states(row), strict=True):
-            # a mask made by the commit itself: the sleepers may be put to bed by the writes before
+            # the mask is computed during the commit, since earlier writes may change who sleeps
             awake = torch.empty_like(param, dtype=torch.bool)
             writes += [
                 write(torch.eq, own["asleep"], 0, out=awake),
@@ -135,7 +135,7 @@ class Sleep(Rhythm):
         return writes
 
     def unload(self, row: Row) -> list[Write]:
-        """Sleepers that are still 0 rise; if they are not, somebody has loaded the weights already."""
+        """Restore sleeping weights that are still 0. If they are not 0, new weights have been loaded already."""
         writes = self.rise(row)
         params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
         still = [not bool((own["asleep"] * param).any()) for param, own in zip(params, self.states(row), strict=True)]
@@ -147,7 +147,7 @@ class Sleep(Rhythm):
         return self.catch_up(row, cycle) if phase == self.nap else self.doze(row, cycle, phase)
 
     def doze(self, row: Row, cycle: int, phase: int) -> list[Write]:
-        """All move but the sleepers; after the last such step they rise."""
+        """A step of all weights that do not sleep; after the last one of a cycle the others are restored."""
         kept: list[Write] = []
         for param, mask in self.sleepers(row, cycle):
             for x in (param, row.state[param].get("momentum")):
@@ -157,7 +157,7 @@ class Sleep(Rhythm):
         return [*row.writes(), *kept, *(self.rise(row) if phase == self.nap - 1 else [])]
 
     def catch_up(self, row: Row, cycle: int) -> list[Write]:
-        """All move, those who slept by h·nap; then others fall asleep."""
+        """A step of all weights, with h·nap for those that slept; then another share sleeps."""
         row.play(row.word.program)
         longer = row.twin()
         row.play(row.word.program, times=self.nap, bodies=[body for body, _ in longer])

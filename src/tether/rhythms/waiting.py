@@ -1,7 +1,7 @@
-"""Waiting: parameters of a slow part ask for no gradient between its steps, so the backward pass stops early.
+"""Waiting: parameters of a slow part require no gradient between its steps, so the backward pass stops early.
 
-Whoever makes a parameter wait must give it back when the run ends. The mark on the parameter tells one that waits from
-one that its user froze: the next optimizer takes the first and leaves the second alone.
+An optimizer that lets a parameter wait must give it back at the end of the run. A mark on the parameter distinguishes
+it from one that the user froze: the next optimizer trains the first and leaves the second frozen.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ __all__ = ["give_back", "left_waiting", "wait"]
 
 
 def wait(params: Iterable[torch.Tensor]) -> None:
-    """Let parameters ask for no gradient until they are given back."""
+    """Let parameters require no gradient until they are given back."""
     for param in params:
-        param.requires_grad = False  # by the property: a garbage collector may come inside a functorch transform
+        # by the property, which also works if the garbage collector calls this inside a functorch transform
+        param.requires_grad = False
         param.waits = True  # type: ignore[attr-defined]
 
 
 def give_back(params: Iterable[torch.Tensor]) -> None:
-    """Let parameters ask for gradients again."""
+    """Let parameters require gradients again."""
     for param in params:
         param.requires_grad = True
         param.waits = False  # type: ignore[attr-defined]
 
 
 def left_waiting(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that an earlier optimizer made wait and never gave back."""
+    """The parameters that an earlier optimizer let wait and did not give back."""
     return [param for param in params if getattr(param, "waits", False)]

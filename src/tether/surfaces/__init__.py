@@ -1,4 +1,4 @@
-"""Surfaces: where a part's parameters live, one file each."""
+"""Surfaces: the constraints on a part's parameters, one file each."""
 
 from tether.surfaces.circle import Circle
 from tether.surfaces.free import Free

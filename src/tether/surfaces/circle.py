@@ -1,4 +1,4 @@
-"""Circle: every weight bounded by a radius, by a slack variable each."""
+"""Circle: every weight is bounded by a radius, by means of a slack variable."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tether.surfaces.surface import Surface, SurfaceError, Time
 
 __all__ = ["EDGE", "SLIGHTLY", "Circle", "positive"]
 
-EDGE = 1 - 1e-3  # where weights outside come to, as a share of the radius
+EDGE = 1 - 1e-3  # weights outside are placed at this share of the radius
 SLIGHTLY = 1e-6  # outside by no more than this is a rounding error
 
 
 class Circle(Surface):
     """Each weight on a circle with its slack (4.2): θ² + ξ² = r², so that |θ| ≤ r.
 
-    A point is held as one angle, θ = r sin q and ξ = r cos q, and its momentum as one number p = rω, the speed along
-    the circle: with ω = (ξ p_θ − θ p_ξ)/r² that is all of (θ, ξ, p_θ, p_ξ), nothing can leave the circle, and the
+    A point is stored as one angle, θ = r sin q and ξ = r cos q, and its momentum as one number p = rω, the speed along
+    the circle, with ω = (ξ p_θ − θ p_ξ)/r². These determine (θ, ξ, p_θ, p_ξ). So no point can leave the circle, and the
     rotation by ωh is exact.
 
     Args:
@@ -56,9 +56,9 @@ class Circle(Surface):
         return math.prod(shape)
 
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
-        """q = arcsin(θ/r); weights outside come to just below r.
+        """q = arcsin(θ/r); weights outside are placed just below r.
 
-        At ±π/2 the force g cos q would vanish and hold the weight for good, so that is kept clear of.
+        At ±π/2 the force g cos q would vanish and the weight would never move, so these points are avoided.
         """
         return torch.asin(self.sine(θ))
 
@@ -95,7 +95,7 @@ class Circle(Surface):
         return torch.cos(q) * v[..., 0] - torch.sin(q) * v[..., 1]
 
     def turn(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """The speed along the circle is a number at every point of it."""
+        """The speed along the circle is the same number at every point."""
         return p
 
     def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -105,7 +105,7 @@ class Circle(Surface):
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
         turned = q + (h / self.r(q)) * p
         turns = torch.round(turned / (2 * math.pi))
-        # beyond one turn per rounding error the angle says nothing any more
+        # if the rounding error exceeds one turn, the angle has no meaning
         return torch.where(turns.abs() * torch.finfo(q.dtype).eps < 1, turned - 2 * math.pi * turns, 0.0), p
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class Circle(Surface):
 
 
 def positive(name: str, radius: float | torch.Tensor) -> float | torch.Tensor:
-    """A radius, checked."""
+    """The radius as a float or tensor. Raises unless it is finite and positive."""
     if isinstance(radius, torch.Tensor) and radius.dim():
         if not (radius.is_floating_point() and bool(radius.isfinite().all()) and bool((radius > 0).all())):
             bad = radius[~((radius > 0) & radius.isfinite())]
@@ -131,7 +131,7 @@ def positive(name: str, radius: float | torch.Tensor) -> float | torch.Tensor:
 
 
 def shown(radius: float | torch.Tensor) -> str:
-    """A radius in a repr; a tensor by its shape and a checksum, so that checkpoints can be told apart."""
+    """A radius in a repr; a tensor by its shape and a checksum, so that different ones have different checkpoints."""
     if isinstance(radius, torch.Tensor):
         numbers = radius.detach().double().cpu().contiguous().numpy().tobytes()
         return f"tensor{tuple(radius.shape)} {hashlib.sha256(numbers).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""Level: the surface of any smooth g, given as a function."""
+"""Level: the surface g = 0 for any smooth function g."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Level(Surface):
     step (4.41) by Newton's method with a line search; Π = I − Jᵀ(JJᵀ)⁻¹J (4.43 with errata 5); A is RATTLE.
 
     Args:
-        g: a function of the parameter (and of the slack, if there is any) that returns the constraints as a tensor. A
-            g of several parameters constrains all those of its part together, in their order; arguments with a default
-            are not parameters.
+        g: a function of the parameter (and of the slack, if there is any) that returns the constraints as a tensor. A g
+            with several arguments constrains all parameters of its part together, in their order. Arguments with a
+            default do not count.
         slack: how many slack variables g takes, as its last argument.
-        tolerance: largest allowed |g|; None chooses 5e-7 for float32 and 1e-13 for float64, or eps·|J||q| where that is
-            larger: what rounding the point q alone makes of g.
+        tolerance: largest allowed |g|; None chooses 5e-7 for float32 and 1e-13 for float64, or eps·|J||q| if that is
+            larger, which is the change of g by rounding the point q.
         iterations: bound on Newton's method.
     """
 
@@ -42,7 +42,7 @@ class Level(Surface):
         if index(slack) < 0:
             raise SurfaceError(f"Level: slack={slack!r} must be a number of variables, 0 or more")
         self.g, self.variables, self.tolerance, self.iterations = g, index(slack), tolerance, iterations
-        self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g by the shapes it takes
+        self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g, by its shapes
         self.slack = self.variables > 0
         self.together = arguments(g) - self.slack > 1
 
@@ -57,7 +57,7 @@ class Level(Surface):
         return bound
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        """What g can hold shows at the start, in `place`."""
+        """Nothing to check yet: `place` finds out whether g fits."""
 
     def dimension(self, shape: Sequence[int]) -> int:
         size = math.prod(shape) + self.variables
@@ -96,7 +96,7 @@ class Level(Surface):
         return values.detach(), J.detach()
 
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
-        """The slack first, at fixed θ; then, if need be, the nearest feasible point by Gauss–Newton."""
+        """Solve for the slack at fixed θ; if that is not enough, find the nearest feasible point by Gauss–Newton."""
         q = self.nearest(torch.nn.functional.pad(θ.flatten(1), (0, self.variables), value=1.0))
         values, J = self.jacobian(q)
         self.constraints[self.shapes] = J.shape[1]
@@ -109,7 +109,8 @@ class Level(Surface):
         if J.shape[1] and J.shape[1] > J.shape[2]:
             raise SurfaceError(f"{self!r}: g has {J.shape[1]} components for {J.shape[2]} variables; it needs fewer")
         _, singular, directions = torch.linalg.svd(J, full_matrices=False)
-        # Along the weakest normal g must change as its derivative says: that of a square, say, vanishes on Σ.
+        # Along the weakest normal g must change as its derivative predicts. For a square, e.g., the derivative vanishes
+        # on Σ.
         reach = 1e-2 * torch.linalg.vector_norm(q, dim=1, keepdim=True).clamp_min(1e-3)
         change = torch.func.vmap(self.value)(q + reach * directions[:, -1]) - values
         flat = change.norm(dim=1) > 5 * singular[:, -1] * reach[:, 0]
@@ -121,7 +122,7 @@ class Level(Surface):
         return q
 
     def nearest(self, q: torch.Tensor) -> torch.Tensor:
-        """A point with g = 0 near q, by the slack alone where that is enough."""
+        """A point with g = 0 near q, by a change of the slack alone if that is enough."""
         if self.variables:
             free = torch.zeros_like(q)
             free[:, -self.variables :] = 1.0
@@ -129,7 +130,7 @@ class Level(Surface):
         return self.newton(q, torch.ones_like(q))
 
     def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
-        """Parameters that a step has left within the tolerance are not brought any closer."""
+        """Also true for parameters within the tolerance, so that those that a step has left there are not moved."""
         held = torch.zeros(len(θ), dtype=torch.bool, device=θ.device)
         for i, point in enumerate(self.embed(q, θ).split(1)):
             held[i] = self.met(point, *self.jacobian(point))
@@ -141,7 +142,7 @@ class Level(Surface):
         return q if bool(near.all()) else torch.where(near, q, self.nearest(self.embed(q, θ)))
 
     def newton(self, q: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
-        """Steps of least norm towards g = 0 in the free coordinates, halved until |g| falls."""
+        """Newton's method for g = 0 in the free coordinates, with steps of least norm, halved until |g| decreases."""
         for _ in range(self.iterations):
             values, J = self.jacobian(q)
             if self.met(q, values, J, 0.1):
@@ -151,7 +152,7 @@ class Level(Surface):
         return q
 
     def search(self, q: torch.Tensor, values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        """q − t·step, with t halved for each point of the stack until |g| falls."""
+        """q − t·step, with t halved for each point of the stack until |g| decreases."""
         t = torch.ones(len(q), 1, dtype=q.dtype, device=q.device)
         size = values.square().sum(-1, keepdim=True)
         for _ in range(12):
@@ -207,7 +208,7 @@ class Level(Surface):
         return moved, self.tangent(moved, p + inverse(h) * (moved - trial))
 
     def met(self, q: torch.Tensor, values: torch.Tensor, J: torch.Tensor, times: float = 1.0) -> bool:
-        """Is every |g| within so many times the tolerance?"""
+        """Is every |g| at most `times` the tolerance?"""
         if self.tolerance is not None:
             return bool(values.abs().amax() <= times * self.tolerance)
         least = 5e-7 if q.dtype is not torch.float64 else 1e-13
@@ -219,7 +220,7 @@ class Level(Surface):
 
 
 def arguments(g: Callable[..., torch.Tensor]) -> int:
-    """How many arguments g must be given."""
+    """The number of arguments that g requires."""
     try:
         parameters = inspect.signature(g).parameters.values()
     except ValueError as error:
@@ -233,7 +234,7 @@ def arguments(g: Callable[..., torch.Tensor]) -> int:
 
 
 def fingerprint(g: Callable[..., torch.Tensor]) -> str:
-    """What tells two lambdas apart in a checkpoint: their code, and the names and plain values that they use."""
+    """A hash that distinguishes lambdas in a checkpoint: of their code, names and plain values."""
     code = getattr(g, "__code__", None)
     cells = [cell.cell_contents for cell in getattr(g, "__closure__", None) or ()]
     used = [*(code.co_names if code else ()), *(code.co_consts if code else ()), *cells, *(g.__defaults__ or ())]

@@ -1,4 +1,4 @@
-"""Orthogonal: weight matrices with orthonormal columns or rows, whichever are fewer."""
+"""Orthogonal: weight matrices with orthonormal columns, or orthonormal rows if there are fewer rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Orthogonal", "polar"]
 
-LONG = 256  # rows from which on sums are taken in double precision: of the squares, which do not cancel,
-NARROW = 16  # and up to so many columns of all products
-SLOWEST = 0.7  # an iteration that leaves more than this of the last one's excess is given up
+LONG = 256  # from so many rows on, sums are in double precision: of the squares, which do not cancel,
+NARROW = 16  # and, up to so many columns, of all products
+SLOWEST = 0.7  # the iteration is given up if the excess does not shrink by this factor
 
 
 class Orthogonal(Surface):
@@ -23,17 +23,17 @@ class Orthogonal(Surface):
 
     Conv weights are flattened to out × (in · kernel). A point is Q itself, of shape (…, r, s) with r ≥ s.
 
-    A weight is flattened after its first axis, whatever that means to the layer. Those of an LSTM or GRU hold the gates
-    on top of each other: ``weight_hh`` of an LSTM, 4h × h, has orthonormal columns as a whole, and no single gate is
-    orthogonal. That of a transposed convolution, (in, out, …), is flattened to in × (out · kernel).
+    A weight is flattened after its first axis, for every kind of layer. The weights of an LSTM or GRU hold all gates,
+    stacked: ``weight_hh`` of an LSTM, 4h × h, has orthonormal columns as a whole, but no single gate is orthogonal. The
+    weight of a transposed convolution, (in, out, …), is flattened to in × (out · kernel).
 
     Args:
         tolerance: largest allowed |QᵀQ/c² − I|, entry by entry; None chooses 3e-7 for float32, 3e-14 for float64.
-        iterations: bound on the quasi-Newton iteration; past it, or where the step is too long for it, the point is
-            projected by its polar factor instead, and `fallbacks` counts that.
+        iterations: bound on the quasi-Newton iteration. Beyond it, or if the step is too long for it, the polar factor
+            is taken instead, and `fallbacks` counts how often.
         scale: c.
-        start: ``"project"`` takes the nearest orthogonal matrix (for trained weights), ``"random"`` one at random,
-            uniformly (Haar), as in the papers.
+        start: ``"project"`` takes the nearest orthogonal matrix (for trained weights), ``"random"`` a uniformly random
+            one (Haar), as in the papers.
     """
 
     absorbs = True
@@ -93,7 +93,7 @@ class Orthogonal(Surface):
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
         if self.start == "random" and normals is not None:
             q, upper = torch.linalg.qr(self.tall(normals))
-            # the sign makes the factorisation unique, and so Q uniform
+            # the signs make the factorisation unique and Q uniformly distributed
             return self.scale * q * torch.sign(torch.diagonal(upper, dim1=-2, dim2=-1)).unsqueeze(-2)
         return self.scale * polar(self.tall(θ))
 
@@ -130,10 +130,9 @@ class Orthogonal(Surface):
     def solve(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The projected point Q̄ − Q_nΛ and the correction Q_nΛ, by quasi-Newton (4.55).
 
-        Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I). One iteration leaves an excess with entries of at most a(2v + a), a the
-        longest row of Λ and v the longest column of (Q − Q_n)/c: where that is below the tolerance, the Gram matrix of
-        the last iterate need not be formed to know it. A matrix whose step the iteration does not contract is answered
-        by its polar factor.
+        Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I). One iteration leaves an excess with entries of at most a(2v + a), with a the
+        longest row of Λ and v the longest column of (Q − Q_n)/c. If that is below the tolerance, the Gram matrix of the
+        last iterate is not needed. If the iteration does not contract, the polar factor is taken instead.
         """
         tolerance, floor = (
             self.tolerance_for(point.dtype),
@@ -146,7 +145,8 @@ class Orthogonal(Surface):
             Λ = self.excess(q, 0.5)
             rows = Λ.square().sum(-1).amax(-1).sqrt_()
             a = rows.amax().item()
-            # Rounding keeps the rows of a large matrix up; the entries tell whether it is that.
+            # Rounding errors keep the rows of a large matrix from shrinking; the largest entry shows whether that is
+            # the reason.
             size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist())) if tolerance < 2 * a < 1e-3 else 2 * a
             if normal is not None and size <= 2 * tolerance:
                 return q, normal
@@ -163,7 +163,7 @@ class Orthogonal(Surface):
         return self.apart(point, start, rows > floor)
 
     def apart(self, point: torch.Tensor, start: torch.Tensor, hard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Polar factors for the hard matrices of a stack; the others go on as if those were not there."""
+        """Polar factors for the hard matrices of a stack; the others are solved without them."""
         if not bool(point.isfinite().all()):
             raise SurfaceError(f"{self!r}: the step leads to inf or nan; lower lr, or clip the gradient")
         q, easy = torch.empty_like(point), ~hard
@@ -203,4 +203,4 @@ def polar(x: torch.Tensor) -> torch.Tensor:
     u, _, v = torch.linalg.svd(x, full_matrices=False)
     q = u @ v
     gram = (q.mT.double() @ q.double()).to(q)
-    return 1.5 * q - 0.5 * q @ gram  # the last digits, by a step of Newton–Schulz
+    return 1.5 * q - 0.5 * q @ gram  # a step of Newton–Schulz corrects the last digits

@@ -1,4 +1,4 @@
-"""Sphere: the incoming weights of every unit bounded in norm, by a slack variable per unit."""
+"""Sphere: the norm of the incoming weights of every unit is bounded, by means of a slack variable per unit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Sphere(Surface):
     rows. Geodesics are great circles.
 
     A row is what belongs to one index of the first axis. For linear and convolutional layers that is one output unit.
-    Those of an LSTM or GRU hold the gates on top of each other, so that a row is one gate of one unit. The weight of a
-    transposed convolution is (in, out, …): a row is an input channel, and what is bounded is what leaves it.
+    The weights of an LSTM or GRU hold all gates, stacked, so a row is one gate of one unit. The weight of a transposed
+    convolution is (in, out, …): there a row belongs to an input channel, and its outgoing weights are bounded.
 
     Args:
         radius: a number, or a tensor with one radius per row.
@@ -65,7 +65,7 @@ class Sphere(Surface):
         return math.prod(shape) - (0 if self.slack else shape[0])
 
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows too long are shortened to just below r, where ξ > 0 lets them move in all directions."""
+        """Rows that are too long are shortened to just below r, where ξ > 0 and they can move in all directions."""
         rows = θ.flatten(2)
         r, norm = self.r(rows), torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         if not self.slack:
@@ -75,7 +75,7 @@ class Sphere(Surface):
         return self.normalise(torch.cat(self.above(rows), dim=-1))
 
     def above(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows that are short enough, and the slack ξ > 0 above them."""
+        """The rows, shortened if they are too long, and their slack ξ > 0."""
         r, norm = self.r(rows), torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         info = torch.finfo(rows.dtype)
         inner, outer = rows.new_tensor(1 - 4 * info.eps), rows.new_tensor(EDGE)
@@ -128,7 +128,7 @@ class Sphere(Surface):
         r, speed = self.r(q), norm(p)
         angle = speed * (h / r)
         cosine, sine = torch.cos(angle), torch.sin(angle)
-        along = h * torch.sinc(angle / math.pi)  # r sin(angle)/speed, also at rest
+        along = h * torch.sinc(angle / math.pi)  # r sin(angle)/speed, also for speed 0
         moved = self.normalise(cosine * q + along * p)
         turned = cosine * p - sine * (speed / r) * q
         return moved, self.tangent(moved, turned)
@@ -139,11 +139,11 @@ class Sphere(Surface):
 
 
 def largest(v: torch.Tensor) -> torch.Tensor:
-    """The largest |entry| of each row, to divide by: squares of large numbers overflow."""
+    """The largest |entry| of each row. Rows are divided by it, since squares of large numbers overflow."""
     return v.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
 
 
 def norm(v: torch.Tensor) -> torch.Tensor:
-    """|row|, also where its square overflows."""
+    """|row|, also if its square overflows."""
     top = largest(v)
     return top * torch.linalg.vector_norm(v / top, dim=-1, keepdim=True)

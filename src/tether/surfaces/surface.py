@@ -1,8 +1,8 @@
-"""What a surface is: the maps that turn a free dynamics into one that stays on Σ.
+"""The interface of a surface: the maps that turn a free dynamics into one that stays on Σ.
 
-A surface acts on a stack of tensors of one shape, the first axis running over them. Each keeps a point q of Σ in
-coordinates of its own choice (`place` makes it, `lower` gives the parameter back) and momenta p in the cotangent
-space there. Vectors of the surrounding space, such as gradients and noise, come in through `tangent`.
+A surface acts on a stack of tensors of one shape; the first axis runs over the tensors. It represents a point q of Σ in
+its own coordinates (`place` makes a point, `lower` returns the parameter) and momenta p in the cotangent space at q.
+Vectors of the surrounding space, such as gradients and noise, are projected by `tangent`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tether import native
 
 __all__ = ["Surface", "SurfaceError", "Time", "inverse"]
 
-Time = float | torch.Tensor  # of a drift: one for all, or one for each tensor of the stack, shaped to act on it
+Time = float | torch.Tensor  # of a drift: one for all, or one for each tensor of the stack, shaped to broadcast
 
 
 class SurfaceError(ValueError):
-    """A surface that cannot be, or a parameter that it cannot hold."""
+    """A surface with invalid settings, or a parameter that it cannot hold."""
 
 
 def inverse(h: Time) -> Time:
@@ -31,7 +31,7 @@ def inverse(h: Time) -> Time:
 
 
 def index(value: object) -> int:
-    """A whole number as an int, numpy's included; −1 for what is none."""
+    """A whole number as an int; numpy's integers are accepted. −1 for anything else."""
     try:
         return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -39,7 +39,7 @@ def index(value: object) -> int:
 
 
 def limits(dtype: torch.dtype) -> tuple[float, float]:
-    """The least and the largest number that a dtype holds, and whose square is held where points are computed."""
+    """The smallest and the largest number of a dtype whose square is in range where points are computed."""
     own, wide = torch.finfo(dtype), torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32)
     return max(own.tiny, math.sqrt(wide.tiny)), min(own.max, math.sqrt(wide.max))
 
@@ -51,17 +51,22 @@ def _name(dtype: torch.dtype) -> str:
 class Surface(ABC):
     """A constraint manifold Σ, for a stack of tensors."""
 
-    slack: bool = False  # does a point hold more than the parameter, so that it must be kept as state?
-    together: bool = False  # does it take all parameters of a part as one?
-    intrinsic: bool = False  # do momenta take noise along Σ as it is drawn, one number per coordinate?
-    absorbs: bool = False  # does the drift take out what momenta have across Σ, so that they may wait for it?
+    slack: bool = False  # does a point hold more than the parameter? Then it is kept as state.
+    together: bool = False  # does it constrain all parameters of a part together?
+    intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
+    absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
+
+    def __repr__(self) -> str:
+        """Name and settings. Two of equal text are the same."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({settings})"
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> Surface:
         """The surface for parameters of these shapes."""
         return self
 
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | native.Stiefel | None:
-        """What the compiled path needs to know, where there is one."""
+        """What the compiled path needs to know; None if there is no compiled path."""
         return None
 
     @abstractmethod
@@ -73,7 +78,7 @@ class Surface(ABC):
         """Degrees of freedom of one tensor: coordinates minus constraints."""
 
     def extent(self) -> tuple[str, float | torch.Tensor] | None:
-        """Its name for how large it is, and how large; None where nobody knows."""
+        """The name of its size, e.g. radius, and the value; None if it has no size."""
         return None
 
     def admit(self, name: str, start: torch.Tensor) -> None:
@@ -101,10 +106,10 @@ class Surface(ABC):
 
     @abstractmethod
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
-        """A point of Σ to start from, near the parameters; `normals` where the start is random."""
+        """A point of Σ to start from, near the parameters; `normals` are used if the start is random."""
 
     def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
-        """Which parameters lie on Σ already, up to rounding errors of size eps; `q` is where `place` puts them.
+        """Which parameters are on Σ already, up to rounding errors of size eps; `q` is what `place` returns for them.
 
         Such parameters are left as they are, bit for bit: a restored weight must not be moved.
         """
@@ -113,9 +118,10 @@ class Surface(ABC):
         return held.view(-1, *[1] * (θ.dim() - 1))
 
     def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
-        """The point of these parameters: q where it is theirs up to rounding, else a new one, its slack on q's side.
+        """The point of these parameters: q if it is theirs up to rounding, else a new one with the sign of q's slack.
 
-        Momenta belong to one side: on the other one they would point back. Only surfaces with slack need it.
+        The sign matters because on the other side of Σ the same momenta would point back. Only surfaces with slack need
+        this.
         """
         return q
 
@@ -140,7 +146,7 @@ class Surface(ABC):
         """Π: the part of a vector of the surrounding space that lies along Σ."""
 
     def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """The part along Σ of a vector of the surrounding space, seen in parameter space."""
+        """The part along Σ of a vector of the surrounding space, as a vector in parameter space."""
         return self.lower(self.tangent(q, v), shape)
 
     @abstractmethod
@@ -152,7 +158,7 @@ class Surface(ABC):
         return self.drift(q, p, -h)
 
     def turn(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """Momenta of another point, at q: the part of them that lies along Σ there."""
+        """Momenta of another point moved to q: their part along Σ there."""
         return self.tangent(q, p)
 
     @abstractmethod
