@@ -99,7 +99,7 @@ class Path(Metric):
         Those make noise and momenta what they are in the metric: dθ = −γ⁻¹∇L dt + √(2τ/γ) dW for X. No weight enters
         its own γ unless it is shared, so that the divergence of γ⁻¹ vanishes and exp(−L/τ) is still what is sampled.
         """
-        mine = [measured[name] for name in block.pick(block.names)]
+        mine = [_of(measured, name) for name in block.pick(block.names)]
         block.g = [self.divide(g, f, power=0.5 if whole else 1.0) for g, f in zip(block.g, mine, strict=True)]
         if not whole:
             return
@@ -129,6 +129,15 @@ class Path(Metric):
         if power != 1:
             factors = tuple([γ.pow(power) for γ in factors])
         return edges.divide(g, factors, torch.empty_like(g) if out is None else out, times, keep)
+
+
+def _of(measured: Mapping[str, Factors], name: str) -> Factors:
+    """The γ of one parameter; an error if the network has no such parameter."""
+    if name not in measured:
+        raise MetricError(
+            f"{name!r} is no parameter of the network that the metric measures: give it an optimizer of its own"
+        )
+    return measured[name]
 
 
 def exponent(p: Any) -> float:
