@@ -87,7 +87,7 @@ one_gradient_methods = pytest.mark.parametrize("name", [name for name, row in RO
 
 
 def network(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
-    """3-8-1 with the method's activation; the same weights for the same seed, leaving the global generator as it was."""
+    """3-8-1 with the method's activation; equal weights for equal seeds, leaving the global generator as it was."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(3, 8), ROWS[name].activation(), nn.Linear(8, 1)).to(dtype)
