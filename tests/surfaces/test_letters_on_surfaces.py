@@ -61,7 +61,7 @@ def test_a_letter_stays_on_the_surface(word, name):
         surface = SURFACES[name]()
         weight, opt, start = run(surface, word, shape)
         assert opt.violation() < 1e-11
-        assert (weight - start).abs().max() > 1e-3
+        assert (weight - start).abs().max() > 1e-4
         state = opt.state[weight]
         assert all(x.isfinite().all() for x in (weight, *state.values()))
         if "momentum" in state and name != "free" and not surface.intrinsic:
