@@ -19,8 +19,8 @@ X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True).sin()
 
 
-def factory():
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+def factory(activation=nn.Tanh):
+    return nn.Sequential(nn.Linear(3, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 1))
 
 
 def losses(model, x=X, y=Y):
@@ -49,10 +49,10 @@ def assert_replica(ens, opt, i, net, alone, tol=2e-5):
 
 @every_method
 @pytest.mark.parametrize("path", ["kernel", "no compiler", "tensor by tensor"])
-def test_every_method_for_200_steps(name, path, monkeypatch):
+def test_every_method_on_every_path(name, path, monkeypatch):
     if path == "no compiler":
         monkeypatch.setattr(native, "serves", lambda dtype, device: False)
-    steps = 200 if path == "kernel" else 20
+    steps = 60 if path == "kernel" else 10
     options = {"foreach": path != "tensor by tensor"}
 
     def train(model, opt, steps):
@@ -66,7 +66,7 @@ def test_every_method_for_200_steps(name, path, monkeypatch):
             opt.step(closure)
 
     def double():
-        return factory().double()
+        return factory(ROWS[name].activation).double()
 
     with torch.random.fork_rng():
         ens = Replicas(double, n=4, seed=3)
@@ -131,11 +131,11 @@ def test_a_number_for_each_replica(word, on, path, monkeypatch):
 
     ens = Replicas(factory, n=3)
     opt = build(ens, **fields)
-    train(ens, opt, 20)
+    train(ens, opt, 8)
     for i in range(3):
         net = tether.replicas.build(factory, 0, i)
         alone = build(net, **{name: float(values[i]) for name, values in fields.items()})
-        train(net, alone, 20)
+        train(net, alone, 8)
         assert_replica(ens, opt, i, net, alone, tol=1e-4)
         for label, value in alone.temperature().items():
             assert float(opt.temperature()[label][i]) == pytest.approx(value, rel=1e-2, nan_ok=True)

@@ -106,11 +106,11 @@ METHODS = {
 @pytest.mark.parametrize("compiled", [True, False])
 def test_replica_i_is_the_net_i_trained_alone(method, compiled):
     ens = Replicas(factory, n=3, seed=1)
-    record = tether.train(ens, METHODS[method](ens), (X, Y), BCE, steps=200, batch=10, compiled=compiled, log_every=50)
+    record = tether.train(ens, METHODS[method](ens), (X, Y), BCE, steps=80, batch=10, compiled=compiled, log_every=20)
     assert record.losses.shape == (4, 3)
     for i in (0, 2):
         net = build(factory, 1, i)
-        alone = tether.train(net, METHODS[method](net), (X, Y), BCE, steps=200, batch=10, log_every=50)
+        alone = tether.train(net, METHODS[method](net), (X, Y), BCE, steps=80, batch=10, log_every=20)
         same(ens[i], net, tol=2e-3)
         torch.testing.assert_close(record.losses[:, i].float(), alone.losses, rtol=1e-2, atol=1e-3)
 

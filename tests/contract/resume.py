@@ -11,7 +11,7 @@ def main(source: str, target: str) -> None:
     torch.manual_seed(12345)  # must not matter
     results = {}
     for name, saved in torch.load(source).items():
-        model = network(seed=99)
+        model = network(name, seed=99)
         opt = ROWS[name].build(model, seed=99)  # the checkpoint's seed is the one that counts
         model.load_state_dict(saved["model"])
         opt.load_state_dict(saved["optimizer"])

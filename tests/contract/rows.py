@@ -30,6 +30,9 @@ class Row:
     noisy: bool = True
     closure: bool = False
     constrained: bool = False
+    activation: Callable[[], nn.Module] = nn.Tanh
+    measured: bool = False  # by a metric: a step depends on all weights, and the network must be one it knows
+    trains_at: float = 0.2  # a step size at which sixty steps help
 
     def build(self, model: nn.Module, **options: Any) -> tether.Optimizer:
         return self.method(model, **{"lr": LR, **self.fields, **options})
@@ -41,6 +44,11 @@ def cola(method: Callable[..., tether.Optimizer]) -> Row:
 
 def word(text: str, **fields: Any) -> Row:
     return Row(tether.Optimizer, {"word": text, "temperature": 1e-3, **fields})
+
+
+def path(**fields: Any) -> Row:
+    fields["lr"] = 0.01
+    return Row(methods.path_sgd, fields, noisy=False, activation=nn.ReLU, measured=True, trains_at=0.02)
 
 
 ROWS = {
@@ -60,6 +68,12 @@ ROWS = {
     "sphere_cola_ud": cola(methods.sphere_cola_ud),
     "orthogonal_cola_od": cola(methods.orthogonal_cola_od),
     "orthogonal_cola_ud": cola(methods.orthogonal_cola_ud),
+    # fast are the last layers of the models here: 2, third, c and outer
+    "multirate_sgd": Row(methods.multirate_sgd, {"fast": "[2tco]*", "k": 3}, noisy=False),
+    "random_subset": Row(methods.random_subset, {"k": 3}, noisy=False, trains_at=0.05),
+    "composite_sgd": Row(methods.composite_sgd, {"k": 3}, noisy=False),
+    "path_sgd": path(),
+    "path_sgd with momentum": path(momentum=0.9),
     "L": word("L"),
     "BAFEFAB": word("BAFEFAB"),
     "OBABO": word("OBABO"),
@@ -72,11 +86,17 @@ every_noisy_method = pytest.mark.parametrize("name", [name for name, row in ROWS
 one_gradient_methods = pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.closure])
 
 
-def network(*, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
-    """3-8-1 with a tanh; the same weights for the same seed, leaving the global generator as it was."""
+def network(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+    """3-8-1 with the method's activation; equal weights for equal seeds, leaving the global generator as it was."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+        return nn.Sequential(nn.Linear(3, 8), ROWS[name].activation(), nn.Linear(8, 1)).to(dtype)
+
+
+def refused(name: str, model: nn.Module, message: str) -> None:
+    """The method does not take the model, and says why."""
+    with pytest.raises((ValueError, TypeError), match=message):
+        push(model, ROWS[name].build(model))
 
 
 def batch(step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:

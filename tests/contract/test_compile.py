@@ -30,7 +30,7 @@ def assert_close(model, twin):
 
 @every_method
 def test_a_compiled_step_equals_an_eager_one(name):
-    model, twin = network(), network()
+    model, twin = network(name), network(name)
     opt, other = ROWS[name].build(model), ROWS[name].build(twin)
     train(twin, other, 5)
     step = torch.compile(opt.step, backend="eager")
@@ -58,15 +58,15 @@ def training_step(model, opt, backend):
 
 @one_gradient_methods
 def test_a_compiled_loop_body_equals_an_eager_one_and_is_compiled_once(name):
-    model, twin = network(), network()
+    model, twin = network(name), network(name)
     opt, other = ROWS[name].build(model), ROWS[name].build(twin)
     step = training_step(model, opt, "eager")
-    for i in range(7):
+    for i in range(9):
         for group in (*opt.param_groups, *other.param_groups):
             group["lr"] = LR / (1 + i)  # a float that changes is what makes torch compile anew
         (loss,) = train(twin, other, 1, start=i)
         assert float(step(*batch(i)).detach()) == pytest.approx(loss, rel=1e-4)
-        if i == 2:
+        if i == 4:  # after one cycle of a rhythm
             before = compiled()
     assert_close(model, twin)
     assert before[0] > 0
@@ -75,8 +75,9 @@ def test_a_compiled_loop_body_equals_an_eager_one_and_is_compiled_once(name):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_inductor():
-    model, twin = network(), network()
-    opt, other = ROWS["adlala"].build(model), ROWS["adlala"].build(twin)
+    name = "adlala"
+    model, twin = network(name), network(name)
+    opt, other = ROWS[name].build(model), ROWS[name].build(twin)
     losses = train(twin, other, 5)
     step = training_step(model, opt, "inductor")
     for i, loss in enumerate(losses):

@@ -5,27 +5,27 @@ import math
 
 import pytest
 import torch
-from rows import ROWS, assert_same, batch, every_method, network, push, snapshot, train
+from rows import ROWS, assert_same, batch, every_method, network, push, refused, snapshot, train
 from torch import nn
 
 from tether import native
 
 
-def loss_of(model):
-    """The loss on twenty batches that training does not see."""
+def loss_of(model, opt):
+    """The loss on twenty batches that training does not see, with all weights awake."""
     batches = [batch(10_000 + i, next(model.parameters()).dtype) for i in range(20)]
-    with torch.no_grad():
+    with torch.no_grad(), opt.awake():
         return sum(float((model(x) - y).square().mean()) for x, y in batches)
 
 
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_it_trains_in_every_dtype(name, dtype):
-    model = network(dtype=dtype)
-    opt = ROWS[name].build(model, lr=0.2)
-    before = loss_of(model)
+    model = network(name, dtype=dtype)
+    opt = ROWS[name].build(model, lr=ROWS[name].trains_at)
+    before = loss_of(model, opt)
     train(model, opt, 60)
-    assert loss_of(model) < 0.9 * before
+    assert loss_of(model, opt) < 0.9 * before
     for param in model.parameters():
         assert param.dtype is dtype
         assert param.isfinite().all()
@@ -56,11 +56,14 @@ def test_mixed_dtypes_in_one_model(name, foreach):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Mixed()
+    if ROWS[name].measured:
+        refused(name, model, r"'forward' \(bfloat16\) is not positively homogeneous")
+        return
     dtypes = [param.dtype for param in model.parameters()]
-    opt = ROWS[name].build(model, lr=0.2, foreach=foreach)
-    before = loss_of(model)
+    opt = ROWS[name].build(model, lr=ROWS[name].trains_at, foreach=foreach)
+    before = loss_of(model, opt)
     train(model, opt, 60)
-    assert loss_of(model) < 0.9 * before
+    assert loss_of(model, opt) < 0.9 * before
     assert [param.dtype for param in model.parameters()] == dtypes
     for param in model.parameters():
         wide = ROWS[name].constrained and param.dtype is torch.bfloat16 and param.dim() > 1
@@ -71,7 +74,7 @@ def test_mixed_dtypes_in_one_model(name, foreach):
 @every_method
 @pytest.mark.parametrize("path", ["no compiler", "tensor by tensor"])
 def test_all_paths_agree(name, path, monkeypatch):
-    fast, other = network(dtype=torch.float64), network(dtype=torch.float64)
+    fast, other = network(name, dtype=torch.float64), network(name, dtype=torch.float64)
     train(fast, ROWS[name].build(fast, weight_decay=0.1), 10)
     if path == "no compiler":
         monkeypatch.setattr(native, "serves", lambda dtype, device: False)
@@ -82,7 +85,7 @@ def test_all_paths_agree(name, path, monkeypatch):
 
 @every_method
 def test_frozen_parameters_are_left_alone(name):
-    model = network()
+    model = network(name)
     model[0].bias.requires_grad_(False)
     opt = ROWS[name].build(model)
     train(model, opt, 3)
@@ -90,20 +93,20 @@ def test_frozen_parameters_are_left_alone(name):
     model[2].weight.grad = None
     frozen = model[2].weight.clone()
     train(model, opt, 3, start=3)
-    assert torch.equal(model[0].bias, network()[0].bias)
+    assert torch.equal(model[0].bias, network(name)[0].bias)
     assert model[0].bias not in opt.state
     assert torch.equal(model[2].weight, frozen)
-    assert not torch.equal(model[0].weight, network()[0].weight)
+    assert not torch.equal(model[0].weight, network(name)[0].weight)
 
 
 @every_method
 @pytest.mark.parametrize("missing", ["0.weight", "2.bias"])
 def test_a_parameter_without_gradient_stands_still_and_disturbs_nobody(name, missing):
     # coupling=0 holds the thermostat, which others share, so that theirs must be the very same steps
-    model, twin = network(), network()
+    model, twin = network(name), network(name)
     opt, other = (ROWS[name].build(m, coupling=0.0) for m in (model, twin))
-    push(model, opt, steps=2)
-    push(twin, other, steps=2)
+    push(model, opt, steps=3)  # a slow part moves along between its steps, and is asked again at the fourth
+    push(twin, other, steps=3)
     before = snapshot(model, opt)
     push(model, opt, without=missing)
     push(twin, other)
@@ -114,28 +117,28 @@ def test_a_parameter_without_gradient_stands_still_and_disturbs_nobody(name, mis
     push(model, opt, steps=2)
     push(twin, other, steps=2)
     for key, param in model.named_parameters():
-        if key != missing:
+        if key != missing and not ROWS[name].measured:
             torch.testing.assert_close(param, twin.get_parameter(key), rtol=0, atol=1e-6)
 
 
 @every_method
 def test_a_first_gradient_that_comes_late(name):
-    model, twin = network(), network()
+    model, twin = network(name), network(name)
     opt, other = (ROWS[name].build(m, coupling=0.0) for m in (model, twin))
     push(model, opt, steps=3, without="0.bias")
     assert "momentum" not in opt.state.get(model[0].bias, {})
-    assert torch.equal(model[0].bias, network()[0].bias)
+    assert torch.equal(model[0].bias, network(name)[0].bias)
     push(model, opt, steps=3)
     push(twin, other, steps=6)
-    assert not torch.equal(model[0].bias, network()[0].bias)
+    assert not torch.equal(model[0].bias, network(name)[0].bias)
     for key, param in model.named_parameters():
-        if key != "0.bias":
+        if key != "0.bias" and not ROWS[name].measured:
             torch.testing.assert_close(param, twin.get_parameter(key), rtol=0, atol=1e-6)
 
 
 @every_method
 def test_no_gradient_at_all(name):
-    model = network()
+    model = network(name)
     opt = ROWS[name].build(model)
     before = [param.detach().clone() for param in model.parameters()]
     opt.step(lambda: torch.zeros(()))
@@ -165,6 +168,9 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("foreach", [True, False])
 def test_layout_does_not_matter(name, foreach):
     odd, plain = Odd(plain=False), Odd(plain=True)
+    if ROWS[name].measured:
+        refused(name, odd, "paths start at one input tensor")
+        return
     assert not odd.inner.transposed.is_contiguous()
     assert not odd.outer.kernel.is_contiguous()
     strides = [param.stride() for param in odd.parameters()]
@@ -178,7 +184,7 @@ def test_layout_does_not_matter(name, foreach):
 
 @every_method
 def test_a_gradient_may_be_laid_out_differently_from_its_parameter(name):
-    model, plain = network(), network()
+    model, plain = network(name), network(name)
     opt, other = (ROWS[name].build(m) for m in (model, plain))
 
     def closure_for(net, optimizer, transposed):
@@ -188,15 +194,15 @@ def test_a_gradient_may_be_laid_out_differently_from_its_parameter(name):
             optimizer.zero_grad()
             loss = (net(x) - y).square().mean()
             loss.backward()
-            if transposed:
-                weight = net[0].weight
+            weight = net[0].weight
+            if transposed and weight.grad is not None:
                 weight.grad = weight.grad.t().contiguous().t()
                 assert not weight.grad.is_contiguous()
             return loss
 
         return closure
 
-    for _ in range(3):
+    for _ in range(4):
         opt.step(closure_for(model, opt, True))
         other.step(closure_for(plain, other, False))
     for x, y in zip(model.parameters(), plain.parameters(), strict=True):
@@ -207,11 +213,15 @@ def test_a_gradient_may_be_laid_out_differently_from_its_parameter(name):
 def test_a_channels_last_network_trains_like_a_contiguous_one(name):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 1, 3))
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), ROWS[name].activation(), nn.Conv2d(4, 1, 3))
         images = torch.randn(4, 2, 6, 6)
+    if ROWS[name].measured:
+        refused(name, model, r"'0' \(Conv2d\), does not tell the shape of an input")
+        return
     twin = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    for net, x in ((model, images), (twin, images.contiguous(memory_format=torch.channels_last))):
-        opt = ROWS[name].build(net)
+    opts = [ROWS[name].build(net) for net in (model, twin)]  # kept: sleepers wake with the end of their optimizer
+    inputs = (images, images.contiguous(memory_format=torch.channels_last))
+    for net, opt, x in zip((model, twin), opts, inputs, strict=True):
 
         def closure(net=net, opt=opt, x=x):
             opt.zero_grad()
@@ -241,6 +251,9 @@ class Three(nn.Module):
 @every_method
 def test_a_tied_parameter_moves_once_per_step(name):
     tied, free = Three(tied=True), Three(tied=False)
+    if ROWS[name].measured:
+        refused(name, tied, "paths start at one input tensor")
+        return
     free.b.weight.requires_grad_(False)
     shared = ROWS[name].build(tied, coupling=0.0)
     names = [key for group in shared.param_groups for key in group["param_names"]]
@@ -263,18 +276,21 @@ def test_a_tied_parameter_moves_once_per_step(name):
 @every_method
 @pytest.mark.parametrize("scale", [1e15, 1e-38, 1e-44])
 def test_huge_and_tiny_gradients_keep_everything_finite(name, scale):
-    model = network()
+    model = network(name)
     opt = ROWS[name].build(model)
     push(model, opt, scale=scale, steps=4)
     for key, value in snapshot(model, opt).items():
         assert value.double().isfinite().all(), key
     if not ROWS[name].noisy and scale < 1:
-        assert all(torch.equal(x, y) for x, y in zip(model.parameters(), network().parameters(), strict=True))
+        rounding = 1e-6 if ROWS[name].measured else 0.0  # to the metric's coordinates and back
+        with opt.awake():
+            for x, y in zip(model.parameters(), network(name).parameters(), strict=True):
+                torch.testing.assert_close(x, y, rtol=0, atol=rounding)
 
 
 @every_method
 def test_a_finite_gradient_whose_sum_overflows_is_finite(name):
-    model = network()
+    model = network(name)
     start = snapshot(model, ROWS[name].build(model))
     opt = ROWS[name].build(model, lr=1e-3, on_nonfinite="raise")
     push(model, opt, scale=1.5e38)  # float32 ends at 3.4e38: each is finite, their sum is not
@@ -287,9 +303,9 @@ def test_a_finite_gradient_whose_sum_overflows_is_finite(name):
 @every_method
 def test_autograd_sees_that_the_parameters_changed(name):
     # A backward pass through weights that were moved after its forward pass must raise, as with torch's own.
-    model = network()
+    model = network(name)
     opt = ROWS[name].build(model)
-    train(model, opt, 2)
+    train(model, opt, 3)  # so that a slow part asks for its gradient again
     versions = [param._version for param in model.parameters()]
     x, y = batch(0)
     loss = (model(x) - y).square().mean()
@@ -301,7 +317,7 @@ def test_autograd_sees_that_the_parameters_changed(name):
 
 @every_method
 def test_parameters_whose_memory_was_replaced(name):
-    model, twin = network(), network()
+    model, twin = network(name), network(name)
     opt, other = (ROWS[name].build(m) for m in (model, twin))
     train(model, opt, 2)
     train(twin, other, 2)
@@ -318,7 +334,7 @@ def test_parameters_whose_memory_was_replaced(name):
 @every_method
 def test_a_model_whose_dtype_changes_on_the_way(name):
     # torch's optimizers go on, with momenta in the old precision; here the run must go on and make sense.
-    model, twin = network(), network(dtype=torch.float64)
+    model, twin = network(name), network(name, dtype=torch.float64)
     opt, other = (ROWS[name].build(m) for m in (model, twin))
     twin.load_state_dict(model.state_dict())  # a random start on a surface is drawn in the parameters' precision
     for net, optimizer in ((model, opt), (twin, other)):
@@ -336,7 +352,7 @@ def test_a_model_whose_dtype_changes_on_the_way(name):
 @every_method
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="a gradient has its parameter's dtype")
 def test_a_gradient_of_another_dtype(name):
-    model, twin = network(), network()
+    model, twin = network(name), network(name)
     for param in model.parameters():
         param.grad_dtype = torch.float64
     opt, other = (ROWS[name].build(m) for m in (model, twin))

@@ -190,12 +190,13 @@ def test_double_well_errors_fall_with_the_order_of_the_word(word):
 
 @pytest.mark.parametrize("word", REFERENCE)
 def test_double_well_errors_by_chains(word):
-    """The whole optimizer with its own noise; 5 % and 4 standard errors, the latter about 1.5e-4.
+    """The whole optimizer with its own noise; 5 % and 4 standard errors, one of them an eighth of the error or less.
 
     Only the largest h: the chains it would take to see −8.1e-5 do not fit in a test.
     """
     h = max(REFERENCE[word])
-    count, steps, every = 20_000, 16_000, 4
+    count, every = 20_000, 4
+    steps = 8_000 if abs(REFERENCE[word][h]) < 5e-3 else 2_000
     q, opt = chains(word, h, count, draw_double_well(count), temperature=1.0, seed=1)
     run(q, opt, round(10 / h), double_well_force)
     total = torch.zeros(count, dtype=torch.float64)
@@ -206,7 +207,7 @@ def test_double_well_errors_by_chains(word):
         total += end**2
     means = total / (steps // every)
     error, standard_error = float(means.mean()) - EXACT, float(means.std()) / math.sqrt(count)
-    assert standard_error < 2e-4
+    assert standard_error < abs(REFERENCE[word][h]) / 7
     assert abs(error - REFERENCE[word][h]) < 0.05 * abs(REFERENCE[word][h]) + 4 * standard_error
 
 

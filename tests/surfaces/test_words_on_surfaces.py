@@ -1,4 +1,4 @@
-"""Every letter that moves parameters along momenta, on every surface: it stays there, and momenta stay along it."""
+"""What words do on a surface, against the surface's own maps."""
 
 import pytest
 import torch
@@ -26,20 +26,6 @@ def run(surface, word, shape, steps=5, **fields):
         layer.weight.grad = g
         opt.step()
     return layer, opt
-
-
-@pytest.mark.parametrize("shape", [(2, 2), (4, 3), (3, 4)])
-@pytest.mark.parametrize("name", SURFACES)
-def test_torchs_momentum_stays_on_the_surface(name, shape):
-    surface = SURFACES[name]()
-    layer, opt = run(surface, "MS", shape, friction=0.1)
-    assert opt.violation() < 1e-12
-    row = opt.rows[0]
-    body = row.made[0]
-    q = body.q if surface.slack else surface.lift(body.gather([layer.weight]))
-    if not surface.intrinsic:
-        along = body.surface.tangent(q, body.p)
-        torch.testing.assert_close(along, body.p, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SURFACES)

@@ -99,6 +99,11 @@ class Path(Metric):
         In these coordinates noise and momenta have the right size: dθ = −γ⁻¹∇L dt + √(2τ/γ) dW for X. A weight that is
         not shared does not enter its own γ, so the divergence of γ⁻¹ vanishes and exp(−L/τ) is still sampled.
         """
+        unknown = [name for name in block.names if name not in measured]
+        if unknown:
+            raise MetricError(
+                f"{unknown[0]!r} is no parameter of the network that the metric measures: give it an optimizer of its own"
+            )
         mine = [measured[name] for name in block.pick(block.names)]
         if not whole:
             block.g = [self.divide(g, factors) for g, factors in zip(block.g, mine, strict=True)]

@@ -55,6 +55,8 @@ class Merge(Rhythm):
         own.setdefault("slow copy", param.detach().clone())
         if "p" in row.word.needs:
             own.setdefault("slow momentum", torch.zeros_like(param, requires_grad=False))
+        for key in own.keys() & {"slow copy", "slow momentum"}:
+            own[key] = own[key].to(param)  # the same tensor, unless the model has changed its precision
         return own
 
     def plan(self, row: Row) -> list[Write]:
