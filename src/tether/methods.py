@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tether.engine.table import CITATIONS
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.metrics.path import Path
@@ -61,7 +62,6 @@ PATHS = (
     "NeurIPS 2015"
 )
 MULTIRATE = "T. Vlaar, B. Leimkuhler. Multirate training of neural networks. ICML 2022"
-CITATIONS: dict[str, str] = {}
 
 Method = TypeVar("Method", bound=Callable[..., Optimizer])
 

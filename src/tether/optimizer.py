@@ -14,7 +14,7 @@ import torch
 from tether.engine import stages, steps
 from tether.engine.advice import warn_frozen, warn_unused
 from tether.engine.blocks import Lanes
-from tether.engine.checkpoint import check_checkpoint, restore, with_every_parameter
+from tether.engine.checkpoint import check_checkpoint, take_over, with_every_parameter
 from tether.engine.commit import commit
 from tether.engine.given import param_groups, parameters_in, stacked, unnamed
 from tether.engine.gradients import NonFiniteGradient
@@ -23,7 +23,7 @@ from tether.engine.readings import largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
 from tether.engine.together import admitted, check_replicas, check_together
-from tether.part import DEFAULTS, Part, check, known_fields, plain
+from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
 from tether.rhythms import SHORT, rhythm_of
 from tether.rhythms.waiting import give_back, left_waiting
 from tether.surfaces import Surface
@@ -46,8 +46,8 @@ def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
         row.read()
     if opt.awakened or opt.released or opt.alone:
         steps.settle_first(opt)
-    kind = stages if any(row.word.needs_closure for row in opt.rows) else steps
-    return kind.step(opt, closure)
+    several = any(row.word.needs_closure for row in opt.rows)
+    return stages.in_stages(opt, closure) if several else steps.at_once(opt, closure)
 
 
 class Clock:
@@ -144,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
         if metric is not None and self.model is None:
             raise ValueError(f"metric={metric!r} measures a network: pass the module itself, Optimizer(model, ...)")
         others = getattr(self, "param_groups", [])
-        group = plain(group, others)  # a checkpoint holds plain values only
+        group = for_checkpoints(group, others)  # a checkpoint holds plain values only
         group |= {**SHORT, **rhythm.fields(), "on": repr(surface), "rhythm": repr(rhythm)}
         group["metric"] = None if metric is None else repr(metric)
         if others:
@@ -271,7 +271,7 @@ class Optimizer(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
-        restore(self.rows, self.param_groups, self.state, state_dict)
+        take_over(self.rows, self.param_groups, self.state, state_dict)
         self.released = False
         self.clock.step = self.param_groups[0]["step"] if self.param_groups else 0
         for row in self.rows:

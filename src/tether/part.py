@@ -126,7 +126,7 @@ def check(row: Mapping[str, Any]) -> None:
     rhythm_of(where, row).check(where, row)
 
 
-def plain(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def for_checkpoints(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The row with values that a checkpoint can hold, and with tensors that no other row shares."""
     own = dict(row)
     for name in (*NUMERIC, "thermostat"):

@@ -23,7 +23,7 @@ from tether.letters import Letter
 from tether.noise import Normals
 from tether.noise import keys as noise_keys
 
-__all__ = ["Block", "Kept", "Lanes", "decayed", "still"]
+__all__ = ["Block", "Lanes", "Owned", "decayed", "still"]
 
 Tensors = list[torch.Tensor]
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Lanes(NamedTuple):
     batched: bool = False
 
 
-class Kept:
+class Owned:
     """Parameters and their state as a body took them over, to notice when somebody replaces one."""
 
     def __init__(self, params: Tensors, state: Mapping[torch.Tensor, Any], kept: Mapping[str, Tensors]) -> None:
@@ -84,7 +84,7 @@ class Block:
                 if "momentum" in state[param]:
                     view.copy_(state[param]["momentum"])
                 state[param]["momentum"] = view
-        self.kept = Kept(params, state, {"momentum": self.momenta} if momenta else {})
+        self.kept = Owned(params, state, {"momentum": self.momenta} if momenta else {})
         self.held = native.Held(params, self.dtype, self.sizes)
         self.drawn: Normals | None = None
         self.first: dict[int, torch.Tensor] = {}

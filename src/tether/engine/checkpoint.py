@@ -12,7 +12,7 @@ from tether.engine.given import named
 from tether.engine.rows import Row
 from tether.surfaces import Surface
 
-__all__ = ["check_checkpoint", "restore", "with_every_parameter"]
+__all__ = ["check_checkpoint", "take_over", "with_every_parameter"]
 
 
 def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lanes) -> None:
@@ -68,7 +68,7 @@ def with_every_parameter(packed: dict[str, Any], rows: Sequence[Row]) -> dict[st
     return packed
 
 
-def restore(rows: Sequence[Row], groups: Sequence[dict[str, Any]], state: Any, given: dict[str, Any]) -> None:
+def take_over(rows: Sequence[Row], groups: Sequence[dict[str, Any]], state: Any, given: dict[str, Any]) -> None:
     """Take over what torch has loaded.
 
     It casts state to the parameter's dtype, too coarse for points in half precision, and does not copy it.

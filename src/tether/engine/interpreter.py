@@ -69,7 +69,7 @@ def compose(
     updates: list[Update] = []
     for beat in beats:
         letter, h = LETTERS[beat.letter], beat.before * times[0] + beat.now * times[1]
-        for one, time, fields in spelled(letter, h, constrained):
+        for one, time, fields in spelling(letter, h, constrained):
             known = {**scalars, **fields, "h": time}
             terms = None if reference and not constrained else terms_of(one, known)
             if terms is not None:
@@ -95,8 +95,8 @@ def terms_of(letter: Letter, known: dict[str, Any]) -> Any:
     return steady_coefficients(letter.name, tuple([known[s] for s in letter.scalars]))
 
 
-def spelled(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, Any, dict[str, Any]]]:
-    """The letter itself; on a surface, one that is a limit is spelled by the word it is the limit of (2.56)."""
+def spelling(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, Any, dict[str, Any]]]:
+    """The letter itself; on a surface, one that is a limit is spelling by the word it is the limit of (2.56)."""
     if not (constrained and letter.limit):
         return [(letter, h, {})]
     root = sqrt(2 * h)  # the limit γ = ∞ of a step with root²/2 = h
@@ -123,7 +123,7 @@ def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any
                 continue
             for _, formula, _ in updates:
                 assert isinstance(formula, Formula)
-                ξ = formula.at(ξ, squares(bodies, ξ) if "p2" in formula.steps else 0.0)
+                ξ = formula.at(ξ, square_of_all(bodies, ξ) if "p2" in formula.steps else 0.0)
     return ξ
 
 
@@ -131,7 +131,7 @@ def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name) -> Any:
     """A letter that is no part of a program; returns ξ."""
     letter, known = piece.letter, {**piece.scalars, "ξ": ξ}
     if "p2" in letter.needs:
-        known["p2"] = squares(bodies, ξ)
+        known["p2"] = square_of_all(bodies, ξ)
     if letter.changes == ("ξ",):
         return letter.map(*[known[s] for s in letter.needs])
     for body in bodies:
@@ -139,7 +139,7 @@ def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name) -> Any:
     return ξ
 
 
-def squares(bodies: Sequence[Body], ξ: Any) -> Any:
+def square_of_all(bodies: Sequence[Body], ξ: Any) -> Any:
     """pᵀp of all bodies, as a number where ξ is one."""
     found = [body.square() for body in bodies]
     p2 = sum(found[1:], found[0])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tether import native
-from tether.engine.blocks import Kept, Lanes, decayed, still
+from tether.engine.blocks import Lanes, Owned, decayed, still
 from tether.engine.carried import Carried, spread
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.placed import Stack, replaced
@@ -59,7 +59,7 @@ class Moving(Stack):
             for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
                 state[owner]["point"] = share
         own = [key for key in ("momentum", "point") if key in state[self.owners()[0]]]
-        self.kept = Kept(params, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
+        self.kept = Owned(params, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
         if isinstance(self.kernel, native.Bounded):
             self.all_rows = self.kernel.times(self.rows)

@@ -14,13 +14,13 @@ from tether.engine.steps import counted, held_back, usable
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["step"]
+__all__ = ["in_stages"]
 
 Closure = Callable[[], Any]
 Undo = Callable[[Callable[[torch.Tensor], bool]], list[Write]]  # of the parameters that it is true of
 
 
-def step(opt: Optimizer, closure: Closure | None) -> Any:
+def in_stages(opt: Optimizer, closure: Closure | None) -> Any:
     """Run the words of all parts as written, with a fresh gradient before each stage."""
     rows = opt.rows
     if all(row.still for row in rows):

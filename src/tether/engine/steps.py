@@ -21,12 +21,12 @@ from tether.rhythms.waiting import give_back, wait
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["counted", "held_back", "set_clock", "settle_first", "step", "usable"]
+__all__ = ["at_once", "counted", "held_back", "set_clock", "settle_first", "usable"]
 
 Closure = Callable[[], Any]
 
 
-def step(opt: Optimizer, closure: Closure | None) -> Any:
+def at_once(opt: Optimizer, closure: Closure | None) -> Any:
     """Move every part once by one gradient; returns what the closure returns."""
     loss = None
     if closure is not None:

@@ -131,7 +131,7 @@ class _Walk:
         ends = [
             _call(layer, {own: state[name] for own, name in layer.names.items()}, args, kwargs) for state in self.states
         ]
-        if self.kinked and kinks.suits(ends, len(self.weights)) and len(ends[0]) * self.bytes_per_row <= ROOM:
+        if self.kinked and kinks.kernel_suits(ends, len(self.weights)) and len(ends[0]) * self.bytes_per_row <= ROOM:
             behind = kinks.through(ends, *self.kinked, [alpha for _, alpha in self.weights])
             return lambda p: _run(self.rest[3:], self.tensors(p)[3:], (behind[p],), {})
 
@@ -155,7 +155,7 @@ class _Walk:
         turned = [state[names["weight"]].t().contiguous() for state in self.states]
         biases = [state[names["bias"]] for state in self.states if "bias" in names]
         finite = all(bool(bias.isfinite().all()) for bias in biases)
-        return (turned, biases) if finite and kinks.suits(turned, len(alphas)) else None
+        return (turned, biases) if finite and kinks.kernel_suits(turned, len(alphas)) else None
 
     def tensors(self, p: int) -> list[dict[str, torch.Tensor]]:
         if p in self.kept:

@@ -19,12 +19,12 @@ import torch
 
 from tether import native
 
-__all__ = ["suits", "through"]
+__all__ = ["kernel_suits", "through"]
 
 FEW = 16  # up to so many points a product at each point is as fast
 
 
-def suits(tensors: Sequence[torch.Tensor], points: int) -> bool:
+def kernel_suits(tensors: Sequence[torch.Tensor], points: int) -> bool:
     """Can the kernel take these pre-activations or weights, and is it faster for so many points?"""
     first = tensors[0]
     if len(tensors) != 2 or points < FEW or first.dim() != 2 or any(x.dtype != first.dtype for x in tensors):

@@ -102,7 +102,7 @@ class Path(Metric):
         unknown = [name for name in block.names if name not in measured]
         if unknown:
             raise MetricError(
-                f"{unknown[0]!r} is no parameter of the network that the metric measures: give it an optimizer of its own"
+                f"{unknown[0]!r} is not a parameter of the measured network: give it an optimizer of its own"
             )
         mine = [measured[name] for name in block.pick(block.names)]
         if not whole:
