@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tether
+from fitting import used
 from tether import methods, native
 from tether.ensemble.replicas import Replicas
 
@@ -127,7 +128,7 @@ def test_a_number_for_each_replica(word, on, path, monkeypatch):
 
     def build(model, **numbers):
         parts = None if on is None else [tether.Part("*.weight", on=on), tether.Part("*")]
-        return tether.Optimizer(model, parts, word=word, **numbers)
+        return tether.Optimizer(model, parts, word=word, **used(word, **numbers))
 
     ens = Replicas(factory, n=3)
     opt = build(ens, **fields)

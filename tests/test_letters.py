@@ -9,6 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import tether
+from fitting import used
 from tether.letters import LETTERS, letter
 
 θ, p, g, g0, R = np.random.default_rng(0).normal(size=(5, 7))
@@ -257,7 +258,7 @@ def run_on_a_network(word, foreach, weight_decay, dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
     x = torch.randn(10, 3, dtype=dtype)
-    fields = {"friction": γ, "temperature": 0.01, "weight_decay": weight_decay}
+    fields = used(word, friction=γ, temperature=0.01, weight_decay=weight_decay)
     opt = tether.Optimizer(model, lr=0.2, word=word, foreach=foreach, **fields)
 
     def closure():

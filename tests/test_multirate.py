@@ -100,9 +100,9 @@ def test_three_nested_rates():
         sum(p.square().sum() / 2 for p in model.values()).backward()
         opt.step()
     # c: ×0.9 twelve times; b: ×0.8 six times; a drifts by 0.1 of its last gradient, six times: ×0.4 twice
-    assert float(model["c"]) == pytest.approx(3 * 0.9**12)
-    assert float(model["b"]) == pytest.approx(2 * 0.8**6)
-    assert float(model["a"]) == pytest.approx(0.4**2)
+    assert model["c"].item() == pytest.approx(3 * 0.9**12)
+    assert model["b"].item() == pytest.approx(2 * 0.8**6)
+    assert model["a"].item() == pytest.approx(0.4**2)
 
 
 def test_a_run_resumed_in_mid_cycle_goes_on_exactly():

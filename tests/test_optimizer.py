@@ -297,7 +297,7 @@ def test_a_field_that_is_a_tensor_may_change_in_place(field):
     θ = nn.Parameter(torch.zeros(1000, dtype=torch.float64))
     θ.grad = torch.zeros_like(θ)
     fields = {"temperature": 4.0, "friction": inf, field: torch.tensor(0.0, dtype=torch.float64)}
-    opt = Optimizer([θ], lr=0.1, word="BAOA", **fields)
+    opt = Optimizer([("θ", θ)], lr=0.1, word="BAOA", **fields)
     opt.step()
     assert opt.temperature()["*"] == 0.0
     opt.param_groups[0][field].fill_(4.0 if field == "temperature" else 1e9)

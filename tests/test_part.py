@@ -78,7 +78,7 @@ def test_a_thermostat_starts_at_a_finite_number(value):
 
 def test_infinite_friction_and_zeros_are_in_range():
     fields = {**dict.fromkeys(FIELDS, 0.0), "friction": inf}
-    assert tether.Optimizer(network(), **fields).param_groups[0]["friction"] == inf
+    assert tether.Optimizer(network(), word="OBA", **fields).param_groups[0]["friction"] == inf
     assert number("part", "lr", torch.tensor(0.25)) == 0.25
     assert number("part", "lr", np.float32(0.25)) == 0.25
 

@@ -21,7 +21,7 @@ class Schedule:
     construction (t = 0). `state_dict` holds plain numbers; the factor is code and is not saved.
 
     >>> from tether import Optimizer
-    >>> opt = Optimizer([torch.nn.Parameter(torch.zeros(3))], lr=0.1, word="BAOAB", temperature=1e-3)
+    >>> opt = Optimizer([("w", torch.nn.Parameter(torch.zeros(3)))], lr=0.1, word="BAOAB", temperature=1e-3)
     >>> anneal = Schedule(opt, "temperature", lambda t: 0.5 ** t)
     >>> anneal.step()
     >>> anneal.last_values

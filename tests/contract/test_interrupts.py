@@ -15,6 +15,7 @@ import torch
 from rows import ROWS, every_method, network
 
 import tether
+from fitting import used
 from tether import Circle, Level, Optimizer, Orthogonal, Part, Replicas, Sphere
 
 HOME = str(Path(tether.__file__).parent)
@@ -28,7 +29,7 @@ class Interrupt(BaseException):
 
 def on(surface, text="OBA"):
     parts = [Part("*.weight", on=surface), Part("*")]
-    return lambda model: Optimizer(model, parts, lr=0.05, word=text, temperature=1e-3)
+    return lambda model: Optimizer(model, parts, lr=0.05, word=text, **used(text, temperature=1e-3))
 
 
 OTHERS = {

@@ -78,7 +78,7 @@ def thermostat_alone(coupling, steps, momenta):
     """ξ of 10,000 weights without a force or noise, τ = 1, h = 0.1: 2h²εNτ = 200 ε."""
     w = nn.Parameter(torch.zeros(10_000, dtype=torch.float64))
     fields = {"word": "BACDEDCAB", "temperature": 1.0, "noise": 1e-3, "thermostat": 0.0}
-    opt = tether.Optimizer([w], lr=0.1, coupling=coupling, **fields)
+    opt = tether.Optimizer([("w", w)], lr=0.1, coupling=coupling, **fields)
     w.grad = torch.zeros_like(w)
     opt.step()
     generator = torch.Generator().manual_seed(0)
@@ -111,7 +111,7 @@ def test_near_equilibrium_the_limit_is_that_of_leapfrog(monkeypatch):
 
 def with_thermostat(ξ):
     w = nn.Parameter(torch.ones(5))
-    opt = tether.Optimizer([w], lr=0.1, word="BACDEDCAB", temperature=1e-3)
+    opt = tether.Optimizer([("w", w)], lr=0.1, word="BACDEDCAB", temperature=1e-3)
     w.grad = torch.ones(5)
     opt.param_groups[0]["thermostat"] = torch.tensor(ξ)
     return w, opt

@@ -15,6 +15,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy.linalg import solve_discrete_lyapunov
 
 import tether
+from fitting import used
 
 
 def coefficients(word: str, h: float, friction: float = 1.0, temperature: float = 1.0) -> np.ndarray:
@@ -23,7 +24,7 @@ def coefficients(word: str, h: float, friction: float = 1.0, temperature: float 
     The normals are not injected: they must be the ones that `noise.reference` names, or nothing fits.
     """
     q = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
-    opt = tether.Optimizer([("q", q)], lr=h, word=word, friction=friction, temperature=temperature)
+    opt = tether.Optimizer([("q", q)], lr=h, word=word, **used(word, friction=friction, temperature=temperature))
     q.grad = torch.zeros_like(q)
     opt.step()  # makes the momenta, and a step before of the same size
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import tether
+from fitting import used
 
 
 def mean_and_error(values, blocks=20):
@@ -77,7 +78,7 @@ def test_overdamped_parts_have_no_kinetic_temperature():
 @pytest.mark.parametrize("network", [perceptron, convolutional])
 @pytest.mark.parametrize("word", ["X", "L", "OBA", "ABO", "BAOAB", "ABOBA", "OBABO"])
 def test_equal_settings_reproduce_the_unpartitioned_run(network, word):
-    fields = {"lr": 0.1, "word": word, "friction": 0.5, "temperature": 1e-2, "weight_decay": 0.01, "seed": 4}
+    fields = {"lr": 0.1, "word": word, **used(word, friction=0.5, temperature=1e-2), "weight_decay": 0.01, "seed": 4}
     whole, split, reversed_ = network(), network(), network()
     parts = [tether.Part("*.weight"), tether.Part("0.bias"), tether.Part("*")]
     layers = [tether.Part(f"{name.partition('.')[0]}.*") for name, _ in reversed(whole.named[::2])]

@@ -20,6 +20,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from scipy.stats import kstest, norm
 
 import tether
+from fitting import used
 
 SETTINGS = [(1.0, 1.0), (0.1, 0.25), (10.0, 1e-4), (1.0, 4.0)]  # γ, τ
 settings = pytest.mark.parametrize(("friction", "temperature"), SETTINGS)
@@ -118,7 +119,8 @@ def test_covariance_of_a_coupled_quadratic_potential(word, h):
     K = root @ root.T / 3 + 0.5 * torch.eye(3, dtype=torch.float64)
 
     q = torch.nn.Parameter(torch.zeros(trials, 3, dtype=torch.float64))
-    opt = tether.Optimizer([("q", q)], lr=h, word=word, friction=friction, temperature=temperature, seed=5)
+    fields = used(word, friction=friction, temperature=temperature)
+    opt = tether.Optimizer([("q", q)], lr=h, word=word, seed=5, **fields)
     q.grad = torch.zeros_like(q)
     opt.step()
     start, p = torch.randn(2, trials, 3, generator=generator, dtype=torch.float64)

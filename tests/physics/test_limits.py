@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import tether
+from fitting import used
 
 h = 0.1
 STEPS = 20
@@ -61,7 +62,7 @@ def test_x_at_zero_temperature_is_sgd_bit_for_bit(network, weight_decay, build):
 @pytest.mark.parametrize("word", ["BAOAB", "BAB"])
 def test_zero_friction_is_velocity_verlet_and_p_lacks_its_last_half_kick(network, word):
     net = network()
-    opt = tether.Optimizer(net.model, lr=h, word=word, friction=0.0, temperature=1.0)
+    opt = tether.Optimizer(net.model, lr=h, word=word, **used(word, friction=0.0, temperature=1.0))
     θ = net.θ()
     p = torch.zeros_like(θ)
     for n in range(STEPS):

@@ -225,6 +225,7 @@ def curve_onto(bar, start):
 
 @words
 @temperatures
+@pytest.mark.filterwarnings("ignore:The iteration is not making good progress", "ignore:xtol=")  # it is exact by then
 def test_level(word, τ):
     start = torch.tensor([0.5, 0.4, -0.3], dtype=torch.float64)
     (w,), opt = walk(Level(curve, slack=1), [start], word, 0.5 * H, friction=GAMMA, temperature=0.1 * τ)

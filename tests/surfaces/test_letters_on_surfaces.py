@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fitting import used
 from tether import Circle, Free, Level, Optimizer, Orthogonal, Sphere
 from tether.letters import LETTERS
 
@@ -34,7 +35,7 @@ def run(surface, word, shape, foreach=True, steps=3):
     with torch.no_grad():
         layer.weight.copy_(torch.linspace(-0.4, 0.5, layer.weight.numel()).view(shape).sin())
     fields = {"temperature": 1e-2, "friction": 1.0, "noise": 0.1, "coupling": 1.0}
-    opt = Optimizer(layer, lr=0.05, word=word, on=surface, foreach=foreach, **used(word, fields))
+    opt = Optimizer(layer, lr=0.05, word=word, on=surface, foreach=foreach, **used(word, **fields))
     start = layer.weight.detach().clone()
     for step in range(steps):
 
@@ -45,13 +46,6 @@ def run(surface, word, shape, foreach=True, steps=3):
 
         opt.step(closure)
     return layer.weight, opt, start
-
-
-def used(word, fields):
-    """The fields that the letters of a word use: others would draw a warning."""
-    symbols = {"temperature": "τ", "friction": "γ", "noise": "σ", "coupling": "ε"}
-    needs = {symbol for letter in word for symbol in LETTERS[letter].needs}
-    return {name: value for name, value in fields.items() if symbols[name] in needs}
 
 
 @pytest.mark.parametrize("name", SURFACES)

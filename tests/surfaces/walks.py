@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import tether
+from fitting import used
 from tether.surfaces import Circle, Level, Orthogonal, Sphere, Surface
 
 WORDS = ("X", "L", "OBA", "ABO", "BAOAB", "BACDEDCAB")
@@ -28,7 +29,8 @@ def walk(
 ) -> tuple[list[nn.Parameter], tether.Optimizer]:
     """Parameters q0, q1, … on a surface, at rest, with zero gradients, and the optimizer that moves them."""
     params = [nn.Parameter(start.clone()) for start in starts]
-    opt = tether.Optimizer([(f"q{i}", q) for i, q in enumerate(params)], lr=h, word=word, on=surface, **fields)
+    named = [(f"q{i}", q) for i, q in enumerate(params)]
+    opt = tether.Optimizer(named, lr=h, word=word, on=surface, **used(word, **fields))
     for q in params:
         q.grad = torch.zeros_like(q)
     return params, opt
