@@ -19,8 +19,7 @@ from tether.engine.commit import Write, noted, write
 from tether.engine.programs import Program
 from tether.engine.sums import Scalar, is_number, per_replica
 from tether.letters import Letter
-from tether.noise import Normals
-from tether.noise import keys as noise_keys
+from tether.noise import Normals, named
 
 __all__ = ["Block", "Kept", "Lanes", "decayed", "still"]
 
@@ -189,11 +188,11 @@ class Block:
         found = self.by_kernel(program) if program.suits_kernel and self.kernel else None
         return self.by_foreach(program) if found is None else found
 
-    def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
+    def places(self, which: list[int]) -> tuple[native.Layout, Any, tuple[str, ...]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
         layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
         momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
-        return layout, momenta, [self.names[i] for i in which]
+        return layout, momenta, tuple([self.names[i] for i in which])
 
     def by_kernel(self, program: Program) -> list[Write] | None:
         """All updates in one pass over memory; None where a tensor is not as the kernel needs it."""
@@ -208,8 +207,8 @@ class Block:
         if θ is None or (given and g is None):
             return None
         seed, step = self.name
-        keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
-        run = native.prepared(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g)
+        noise = named(seed, step, program.draws, names) if program.draws else native.SILENCE
+        run = native.prepared(self.dtype, layout, program.ops, noise, each=program.each, θ=θ, p=p, g=g)
         return [run, noted(self.x)]
 
     def addresses(self, layout: native.Layout) -> array[int] | None:

@@ -5,13 +5,17 @@
 #ifndef REAL
 #include "kernel.h"
 
+#include "philox.h"
+
 typedef struct {
-  int64_t tensors, rows, blocks, ops, each;  // rows: replicas that a tensor holds; each: have they ops of their own?
+  int64_t tensors, rows, ops, each;  // rows: replicas that a tensor holds; each: have they ops of their own?
   void *const *theta, *const *p, *const *g;
-  const int64_t *size;   // of one replica
-  const uint64_t *lane;  // the numbers of the replicas plus one; null where there are none
-  const Op *op;          // rows × ops, or ops
-  const uint64_t *key;   // draws × blocks × 3
+  const int64_t *size, *first;  // of one replica; the index of its first entry in the whole parameter, null for 0
+  const int64_t *replica;       // the numbers of the replicas; null for 0
+  const Op *op;                 // rows × ops, or ops
+  const uint64_t *key;          // of each tensor
+  const int64_t *draw;          // the numbers of the draws that ops name
+  int64_t step, level;
 } Task;
 
 // What native/__init__.py takes for granted, and what was built: it compares, and tells.
@@ -52,41 +56,33 @@ static int64_t sound(const Op *op, int64_t ops, int64_t targets, int drift, cons
   return FINE;
 }
 
-// SFC64 by Chris Doty-Humphrey, as in numpy; started at a hashed name with the counter at 1.
-static void words(Raw *out, int64_t n, uint64_t s[4]) {
-  uint64_t a = s[0], b = s[1], c = s[2], counter = s[3];
-  for (int64_t i = 0; i < n; i++) {
-    uint64_t r = a + b + counter++;
-    a = b ^ (b >> 11);
-    b = c + (c << 3);
-    c = ((c << 24) | (c >> 40)) + r;
-    out[i] = r;
-  }
-  s[0] = a; s[1] = b; s[2] = c; s[3] = counter;
+// The words of every tensor and replica, as 32-bit integers; `level` is that of philox.h, −1 for the best.
+int64_t words(int64_t level, int64_t tensors, int64_t rows, void *const *out, const int64_t *size, const int64_t *first,
+              const int64_t *replica, const uint64_t *key, int64_t step, int64_t draw) {
+  if (level > philox_best()) return BAD_SIZE;
+  if (level < 0) level = philox_best();
+  for (int64_t t = 0; t < tensors; t++)
+    for (int64_t row = 0; row < rows; row++)
+      philox_range(level, (uint32_t *)out[t] + row * size[t], first ? first[t] : 0, size[t], key[t],
+                   replica ? (uint32_t)replica[row] : 0, (uint32_t)step, (uint32_t)draw);
+  return FINE;
 }
 
-// The stream of a draw; replicas share its name and start apart, with the rounds that mix them thrown away.
-static void start(uint64_t s[4], const uint64_t *key, uint64_t lane) {
-  uint64_t thrown[12];
-  memcpy(s, key, 24);
-  s[3] = 1;
-  if (!lane) return;
-  s[2] += lane * 0x9E3779B97F4A7C15u;
-  words(thrown, 12, s);
-}
-
-// A permutation of the points for each replica, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u of 32 bits.
-int64_t shuffle(int64_t rows, int64_t points, const uint64_t *key, const uint64_t *lane, int64_t *out) {
+// A permutation of the points for each replica, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u the word of entry i.
+int64_t shuffle(int64_t rows, int64_t points, uint64_t key, int64_t step, const int64_t *replica, int64_t *out) {
+  const int64_t level = philox_best();
   if (!out && rows * points > 0) return NO_BUFFER;
   for (int64_t row = 0; row < rows; row++, out += points) {
-    uint64_t state[4], raw[64];
-    start(state, key, lane ? lane[row] : 0);
+    uint32_t word[CHUNK];
     for (int64_t i = 0; i < points; i++) out[i] = i;
-    for (int64_t i = points - 1, k = 0; i > 0; i--, k = (k + 1) % 64) {
-      if (k == 0) words(raw, 64, state);
-      const int64_t j = (int64_t)(((raw[k] >> 32) * (uint64_t)(i + 1)) >> 32), held = out[i];
-      out[i] = out[j];
-      out[j] = held;
+    for (int64_t from = (points - 1) / CHUNK * CHUNK; from >= 0 && points > 0; from -= CHUNK) {
+      const int64_t m = points - from < CHUNK ? points - from : CHUNK;
+      philox_range(level, word, from, m, key, replica ? (uint32_t)replica[row] : 0, (uint32_t)step, 0);
+      for (int64_t i = from + m - 1; i >= from; i--) {
+        const int64_t j = (int64_t)((word[i - from] * (uint64_t)(i + 1)) >> 32), held = out[i];
+        out[i] = out[j];
+        out[j] = held;
+      }
     }
   }
   return FINE;
@@ -123,32 +119,60 @@ int64_t shuffle(int64_t rows, int64_t points, const uint64_t *key, const uint64_
 
 #include "noise.c"
 
-CLONES static void NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, const Task *task, int64_t row,
-                               int64_t block) {
+// Some entries of one replica of a tensor, and where their normals lie
+typedef struct { REAL *theta, *p; const REAL *g; int64_t n, row, at; } NAME(Piece);
+
+// As many pieces as CHUNK normals suffice for: many where tensors are small, so that all their noise is made at once
+typedef struct {
+  const Task *task;
+  int64_t pieces, tiles;
+  NAME(Piece) piece[TILES];
+  Tile tile[TILES];
+} NAME(Batch);
+
+INLINE void NAME(update)(const NAME(Piece) x, const Op op, const REAL *R) {
+  REAL *to = op.target ? x.theta : x.p;
+  const REAL own = (REAL)op.own, cp = (REAL)op.p, cg = (REAL)op.g, cR = (REAL)op.R;
+  if (op.own == 0) for (int64_t i = 0; i < x.n; i++) to[i] = 0;
+  else if (op.own != 1) for (int64_t i = 0; i < x.n; i++) to[i] *= own;
+  if (op.p != 0) for (int64_t i = 0; i < x.n; i++) to[i] += cp * x.p[i];
+  if (op.g != 0) for (int64_t i = 0; i < x.n; i++) to[i] += cg * x.g[i];
+  if (op.R != 0) for (int64_t i = 0; i < x.n; i++) to[i] += cR * R[i];
+}
+
+// Take a batch through all ops, and empty it.
+CLONES static void NAME(carry_out)(NAME(Batch) *batch) {
   _Alignas(64) REAL R[CHUNK];
-  uint64_t state[DRAWS][4];
-  const Op *table = task->op + (task->each ? row * task->ops : 0);
-  const uint64_t lane = task->lane ? task->lane[row] : 0;
-  for (int64_t o = 0; o < task->ops; o++) {
-    int64_t draw = table[o].draw;
-    if (draw >= 0) start(state[draw], task->key + 3 * (draw * task->blocks + block), lane);
-  }
-  for (int64_t at = 0; at < n; at += CHUNK) {
-    int64_t m = n - at < CHUNK ? n - at : CHUNK, held = -1;
-    for (int64_t o = 0; o < task->ops; o++) {
-      const Op op = table[o];
-      if (op.draw >= 0 && op.draw != held) {
-        NAME(normals)(R, m, state[op.draw]);
-        held = op.draw;
-      }
-      REAL *x = (op.target ? theta : p) + at;
-      const REAL own = (REAL)op.own, cp = (REAL)op.p, cg = (REAL)op.g, cR = (REAL)op.R;
-      if (op.own == 0) for (int64_t i = 0; i < m; i++) x[i] = 0;
-      else if (op.own != 1) for (int64_t i = 0; i < m; i++) x[i] *= own;
-      if (op.p != 0) for (int64_t i = 0; i < m; i++) x[i] += cp * p[at + i];
-      if (op.g != 0) for (int64_t i = 0; i < m; i++) x[i] += cg * g[at + i];
-      if (op.R != 0) for (int64_t i = 0; i < m; i++) x[i] += cR * R[i];
+  const Task *task = batch->task;
+  for (int64_t o = 0, held = -1; o < task->ops; o++) {
+    const int64_t draw = task->op[o].draw;
+    if (draw >= 0 && draw != held) {
+      NAME(normals)(R, batch->tile, batch->tiles, task->level, (uint32_t)task->step, (uint32_t)task->draw[draw]);
+      held = draw;
     }
+    for (int64_t i = 0; i < batch->pieces; i++) {
+      const NAME(Piece) piece = batch->piece[i];
+      NAME(update)(piece, task->op[(task->each ? piece.row * task->ops : 0) + o], R + piece.at);
+    }
+  }
+  batch->pieces = batch->tiles = 0;
+}
+
+// Entries `at` to `end` of one replica of a tensor, into batches
+static void NAME(add)(NAME(Batch) *batch, int64_t t, int64_t row, int64_t at, int64_t end) {
+  const Task *task = batch->task;
+  const int64_t from = row * task->size[t], first = task->first ? task->first[t] : 0;
+  const uint32_t replica = task->replica ? (uint32_t)task->replica[row] : 0;
+  while (at < end) {
+    const int64_t phase = (first + at) % TILE, room = (TILES - batch->tiles) * TILE - phase;
+    const int64_t n = end - at < room ? end - at : room, last = batch->tiles + (phase + n + TILE - 1) / TILE;
+    batch->piece[batch->pieces++] = (NAME(Piece)){
+        task->theta ? (REAL *)task->theta[t] + from + at : 0, task->p ? (REAL *)task->p[t] + from + at : 0,
+        task->g ? (const REAL *)task->g[t] + from + at : 0, n, row, batch->tiles * TILE + phase};
+    for (uint64_t e = (uint64_t)(first + at); batch->tiles < last; e += TILE)
+      batch->tile[batch->tiles++] = tile_of(e, task->key ? task->key[t] : 0, replica);
+    at += n;
+    if (batch->tiles == TILES) NAME(carry_out)(batch);
   }
 }
 
@@ -157,29 +181,27 @@ static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
   const int apart = task->rows >= threads;
   const int64_t from_row = apart ? task->rows * thread / threads : 0;
   const int64_t to_row = apart ? task->rows * (thread + 1) / threads : task->rows;
-  int64_t turn = 0, first = 0;
+  NAME(Batch) batch;
+  batch.task = task, batch.pieces = batch.tiles = 0;
+  int64_t turn = 0;
   FLUSH
-  for (int64_t t = 0; t < task->tensors; t++) {
-    const int64_t size = task->size[t];
+  for (int64_t t = 0; t < task->tensors; t++)
     for (int64_t row = from_row; row < to_row; row++)
-      for (int64_t at = 0; at < size; at += BLOCK, turn++)
-        if (apart || turn % threads == thread) {
-          const int64_t n = size - at < BLOCK ? size - at : BLOCK, from = row * size + at;
-          REAL *theta = task->theta ? (REAL *)task->theta[t] + from : 0, *p = task->p ? (REAL *)task->p[t] + from : 0;
-          NAME(block)(theta, p, task->g ? (REAL *)task->g[t] + from : 0, n, task, row, first + at / BLOCK);
-        }
-    first += (size + BLOCK - 1) / BLOCK;
-  }
+      for (int64_t at = 0, size = task->size[t]; at < size; at += BLOCK, turn++)
+        if (apart || turn % threads == thread) NAME(add)(&batch, t, row, at, size - at < BLOCK ? size : at + BLOCK);
+  NAME(carry_out)(&batch);
   RESTORE
 }
 
 int64_t NAME(run)(int64_t tensors, int64_t rows, void *const *theta, void *const *p, void *const *g, const int64_t *size,
-                  const uint64_t *lane, int64_t blocks, int64_t ops, int64_t each, const Op *op, const uint64_t *key,
-                  int64_t keys, int64_t threads) {
-  const Task task = {tensors, rows, blocks, ops, each, theta, p, g, size, lane, op, key};
+                  const int64_t *first, const int64_t *replica, int64_t ops, int64_t each, const Op *op,
+                  const uint64_t *key, const int64_t *draw, int64_t draws, int64_t step, int64_t threads) {
+  const Task task = {tensors, rows, ops, each, theta, p, g, size, first, replica, op, key, draw, step, philox_best()};
   if (each && each != rows) return BAD_SIZE;
-  const int64_t fault = sound(op, ops * (each ? each : 1), theta ? 2 : 1, 0, p, g, blocks ? keys / blocks : DRAWS);
+  const int64_t fault = sound(op, ops * (each ? each : 1), theta ? 2 : 1, 0, p, g, key && draw ? draws : 0);
   if (fault) return fault;
+  for (int64_t i = ops; i < ops * each; i++)
+    if (op[i].draw != op[i - ops].draw) return BAD_OP;  // the noise of a batch is made for all its rows
 #pragma omp parallel num_threads(threads) if (threads > 1)
   NAME(share)(&task, omp_get_thread_num(), omp_get_num_threads());
   return FINE;
