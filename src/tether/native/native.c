@@ -118,77 +118,22 @@ int64_t shuffle(int64_t rows, int64_t points, uint64_t key, int64_t step, const 
 #else
 
 #include "noise.c"
-
-// Some entries of one replica of a tensor, and where their normals lie
-typedef struct { REAL *theta, *p; const REAL *g; int64_t n, row, at; } NAME(Piece);
-
-// As many pieces as CHUNK normals suffice for: many where tensors are small, so that all their noise is made at once
-typedef struct {
-  const Task *task;
-  int64_t pieces, tiles;
-  NAME(Piece) piece[TILES];
-  Tile tile[TILES];
-} NAME(Batch);
-
-INLINE void NAME(update)(const NAME(Piece) x, const Op op, const REAL *R) {
-  REAL *to = op.target ? x.theta : x.p;
-  const REAL own = (REAL)op.own, cp = (REAL)op.p, cg = (REAL)op.g, cR = (REAL)op.R;
-  if (op.own == 0) for (int64_t i = 0; i < x.n; i++) to[i] = 0;
-  else if (op.own != 1) for (int64_t i = 0; i < x.n; i++) to[i] *= own;
-  if (op.p != 0) for (int64_t i = 0; i < x.n; i++) to[i] += cp * x.p[i];
-  if (op.g != 0) for (int64_t i = 0; i < x.n; i++) to[i] += cg * x.g[i];
-  if (op.R != 0) for (int64_t i = 0; i < x.n; i++) to[i] += cR * R[i];
-}
-
-// Take a batch through all ops, and empty it.
-CLONES static void NAME(carry_out)(NAME(Batch) *batch) {
-  _Alignas(64) REAL R[CHUNK];
-  const Task *task = batch->task;
-  for (int64_t o = 0, held = -1; o < task->ops; o++) {
-    const int64_t draw = task->op[o].draw;
-    if (draw >= 0 && draw != held) {
-      NAME(normals)(R, batch->tile, batch->tiles, task->level, (uint32_t)task->step, (uint32_t)task->draw[draw]);
-      held = draw;
-    }
-    for (int64_t i = 0; i < batch->pieces; i++) {
-      const NAME(Piece) piece = batch->piece[i];
-      NAME(update)(piece, task->op[(task->each ? piece.row * task->ops : 0) + o], R + piece.at);
-    }
-  }
-  batch->pieces = batch->tiles = 0;
-}
-
-// Entries `at` to `end` of one replica of a tensor, into batches
-static void NAME(add)(NAME(Batch) *batch, int64_t t, int64_t row, int64_t at, int64_t end) {
-  const Task *task = batch->task;
-  const int64_t from = row * task->size[t], first = task->first ? task->first[t] : 0;
-  const uint32_t replica = task->replica ? (uint32_t)task->replica[row] : 0;
-  while (at < end) {
-    const int64_t phase = (first + at) % TILE, room = (TILES - batch->tiles) * TILE - phase;
-    const int64_t n = end - at < room ? end - at : room, last = batch->tiles + (phase + n + TILE - 1) / TILE;
-    batch->piece[batch->pieces++] = (NAME(Piece)){
-        task->theta ? (REAL *)task->theta[t] + from + at : 0, task->p ? (REAL *)task->p[t] + from + at : 0,
-        task->g ? (const REAL *)task->g[t] + from + at : 0, n, row, batch->tiles * TILE + phase};
-    for (uint64_t e = (uint64_t)(first + at); batch->tiles < last; e += TILE)
-      batch->tile[batch->tiles++] = tile_of(e, task->key ? task->key[t] : 0, replica);
-    at += n;
-    if (batch->tiles == TILES) NAME(carry_out)(batch);
-  }
-}
+#include "batch.c"
 
 static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
   // where there are rows enough a thread takes neighbouring ones, the same in every call: they stay in its cache
   const int apart = task->rows >= threads;
   const int64_t from_row = apart ? task->rows * thread / threads : 0;
   const int64_t to_row = apart ? task->rows * (thread + 1) / threads : task->rows;
-  NAME(Batch) batch;
-  batch.task = task, batch.pieces = batch.tiles = 0;
+  NAME(Batch) batch = {.task = task, .ops = task->ops};
   int64_t turn = 0;
   FLUSH
   for (int64_t t = 0; t < task->tensors; t++)
-    for (int64_t row = from_row; row < to_row; row++)
+    for (int64_t row = from_row; row < to_row; row++) {
+      const Op *op = task->op + (task->each ? row * task->ops : 0);
       for (int64_t at = 0, size = task->size[t]; at < size; at += BLOCK, turn++)
-        if (apart || turn % threads == thread) NAME(add)(&batch, t, row, at, size - at < BLOCK ? size : at + BLOCK);
+        if (apart || turn % threads == thread) NAME(add)(&batch, op, t, row, at, size - at < BLOCK ? size : at + BLOCK);
+    }
   NAME(carry_out)(&batch);
   RESTORE
 }
