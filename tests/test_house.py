@@ -26,6 +26,7 @@ NOT_OURS = (
 SHARED = {
     "parse": "words.parse and hamiltonian.parse are public: each reads the words of its own grammar",
     "finite": "one question, by the reference and by its kernel",
+    "words": "one generator, by the reference and by its kernel",
     "product": "one product, by the reference and by its kernel",
 }
 

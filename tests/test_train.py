@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 import tether
-from tether import methods
+from tether import methods, native
 from tether.ensemble.losses import mean_losses
 from tether.ensemble.perceptrons import Perceptrons
 from tether.ensemble.replicas import Replicas, build
-from tether.loop.train import Minibatches
+from tether.loop.minibatches import Minibatches, permutations
 
 BCE = functional.binary_cross_entropy_with_logits
 X, Y = tether.data.spiral(60, turns=2, seed=0)
@@ -55,6 +55,28 @@ def test_the_batches_of_a_replica_do_not_depend_on_the_others(replacement):
     many, one = Minibatches(50, 7, range(5), 3, replacement), Minibatches(50, 7, (4,), 3, replacement)
     for step in (0, 3, 11, 40):
         assert torch.equal(many(step)[4], one(step)[0])
+
+
+def test_all_orders_are_as_likely():
+    # 24 orders of 4 points by 24,000 replicas of one epoch, and by as many epochs of one
+    place = torch.tensor([64, 16, 4, 1])
+    for orders in (
+        permutations(4, 0, 3, 24_000, range(24_000)),
+        torch.cat([permutations(4, 0, epoch) for epoch in range(24_000)]),
+    ):
+        counts = (orders * place).sum(1).bincount()
+        counts = counts[counts > 0].double()
+        assert len(counts) == 24
+        assert float(((counts - 1000).square() / 1000).sum()) < 23 + 4 * math.sqrt(2 * 23)
+
+
+@pytest.mark.parametrize("points", [1, 2, 33, 3000])
+def test_orders_without_a_compiler_are_the_same(points, monkeypatch):
+    want = permutations(points, 5, 7, 2, (0, 4))
+    batches = Minibatches(points, 1, (0, 4), 5, replacement=True)(3)
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert torch.equal(permutations(points, 5, 7, 2, (0, 4)), want)
+    assert torch.equal(Minibatches(points, 1, (0, 4), 5, replacement=True)(3), batches)
 
 
 def test_with_replacement_all_points_are_as_likely():

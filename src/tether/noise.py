@@ -1,92 +1,192 @@
-"""Noise: every draw is named by (seed, step, draw, parameter), never taken from ambient state.
+"""Noise: every number is a function of (seed, step, draw, name, index, replica), and of nothing else.
 
-A name is hashed to the start of its own SFC64 stream, so a run resumes exactly, a frozen or a skipped
-parameter shifts nobody else's noise, a partition into parts changes nothing, and all ranks of a
-data-parallel run agree, with nothing but the step number to store. The global generators of torch and
-numpy are neither read nor advanced. (torch's own CPU generator takes seeds of 32 bits, too few names.)
+The index is that of the entry in the whole parameter. So a run resumes exactly, a frozen or a skipped parameter
+shifts nobody else's noise, a partition into parts or shards changes nothing, replica i is the same among 2 or 200,
+and all ranks and devices agree, with nothing but the step number to store. The global generators of torch and
+numpy are neither read nor advanced.
 
-On the CPU a stream's words become normals by Box–Muller. `reference` says what the numbers are, and
-makes them where there is no compiler; `native.c` makes the same, to rounding, in a third of the time of
-``Tensor.normal_``. Other devices use their own generator, seeded by the name.
+The generator is Philox 4×32-10 (Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, 2011): a
+bijection of 128 bits, the counter, for each key of 64 bits, and so no two numbers of a key share their bits.
+
+=========  =====================================================================================
+key        the first 64 bits of BLAKE2b of "seed/name"
+word 0     counter n, its low 32 bits
+word 1     step
+word 2     draw
+word 3     the replica in the low 24 bits, bits 32 to 39 of n above them
+=========  =====================================================================================
+
+Eight counters make a tile of 32 entries: entry e takes row (e mod 32)//8 of counter n = 8·(e//32) + e mod 8, so that a
+vector of eight counters is stored without a shuffle. Rows 0 and 1 of a counter are the cosine and the sine of its
+words 0 and 1 by Box–Muller, rows 2 and 3 those of its words 2 and 3::
+
+    r = √(−2 log u),   u = (⌊i/2⌋ + ½)/2³¹,   φ = π j/2³¹,   i the first word, j the second as a signed integer
+
+The integers are the same for every dtype: normals of float32 are those of float64 to rounding, and half precision is
+rounded from float32. The largest normal is √(64 log 2) = 6.660; one number in 3.6·10¹⁰ should be larger.
+
+`words` and `at` say what the numbers are, in torch's integer operations, on any device and inside torch.compile.
+``native/philox.h`` makes the same integers, and `Normals` uses it on the CPU.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import operator
+import struct
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
-import numpy as np
 import torch
 
 from tether import native
 
-__all__ = ["BLOCK", "CHUNK", "Normals", "keys", "permutations", "reference", "shuffled"]
+__all__ = ["STREAM", "Normals", "at", "bits", "entries", "key", "naming", "philox", "reference", "words"]
 
-# Part of what a stream is, like a file format: a parameter is cut into blocks with a stream each, a block into
-# chunks, and a chunk of m normals takes k = ⌈m/2⌉ radii, then k angles; its first k normals are the cosines.
-BLOCK = native.BLOCK
-CHUNK = native.CHUNK
+STREAM = 2  # the version of all this, like that of a file format: checkpoints carry it
+TILE, LANES = 32, 8  # entries and counters
+LOW = 0xFFFFFFFF
 FILL = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
-GOLDEN = 0x9E3779B97F4A7C15  # lanes start apart by this
+LIMITS = {"step": 32, "draw": 32, "replica": 24}  # bits; `native.Layout` knows that of the index, 42
+
+Number = int | torch.Tensor
 
 
-def key(seed: int, step: int, draw: int, name: str, block: int) -> bytes:
-    """192 bits that belong to this name alone."""
-    return hashlib.blake2b(f"{seed}/{step}/{draw}/{block}/{name}".encode(), digest_size=24).digest()
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Four words of 32 bits from a counter of four and a key of two, as integers or int64 tensors that broadcast."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        # a product of 64 bits may wrap around in int64; the mask makes its upper half right again
+        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (b >> 32 & LOW) ^ c1 ^ k0, b & LOW, (a >> 32 & LOW) ^ c3 ^ k1, a & LOW
+        k0, k1 = k0 + 0x9E3779B9 & LOW, k1 + 0xBB67AE85 & LOW
+    return c0, c1, c2, c3
 
 
-def keys(seed: int, step: int, draw: int, names: Sequence[str], sizes: Sequence[int]) -> bytes:
-    """The keys of all blocks of some parameters, one after the other."""
-    common = hashlib.blake2b(f"{seed}/{step}/{draw}/".encode(), digest_size=24)  # what all names begin with
-    found = []
-    for name, size in zip(names, sizes, strict=True):
-        for block in range(-(-size // BLOCK)):
-            own = common.copy()
-            own.update(f"{block}/{name}".encode())
-            found.append(own.digest())
-    return b"".join(found)
+@lru_cache(maxsize=1 << 14)
+def key(seed: int, name: str) -> int:
+    """64 bits that belong to this seed and name alone."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
+
+
+@lru_cache(maxsize=1 << 8)
+def keys(seed: int, names: tuple[str, ...]) -> bytes:
+    """The keys of some names, one after the other, as the kernel reads them."""
+    return struct.pack(f"={len(names)}Q", *(key(seed, name) for name in names))
+
+
+def checked(what: str, value: Number) -> Number:
+    """A number that fits into its bits of the counter; a tensor is taken as it is, for to ask would stop the device."""
+    if isinstance(value, torch.Tensor):
+        return value
+    number = operator.index(value)
+    if not 0 <= number < 1 << LIMITS[what]:
+        raise ValueError(
+            f"{what}={value!r} has no noise: a {what} is at least 0 and below 2^{LIMITS[what]}; "
+            "begin again at 0 with another seed, which names other numbers"
+        )
+    return number
+
+
+def counters(n: Any, step: Number, draw: Number, replica: Any) -> tuple[Any, Any, Any, Any]:
+    """The four words of counter n."""
+    return n & LOW, checked("step", step), checked("draw", draw), replica | n >> 32 << 24
+
+
+def halves(k: int) -> tuple[int, int]:
+    """A key as two words."""
+    return k & LOW, k >> 32
+
+
+def signed(words: torch.Tensor) -> torch.Tensor:
+    """Words of 32 bits as signed integers."""
+    return (words ^ 0x80000000) - 0x80000000
+
+
+def radius_and_angle(i: torch.Tensor, j: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The radius and the angle of two normals."""
+    u = ((i >> 1).to(dtype) + 0.5) * 2.0**-31
+    return (-2 * u.log()).sqrt(), signed(j).to(dtype) * (math.pi * 2.0**-31)
+
+
+def counter_words(
+    index: torch.Tensor, k: Any, step: Number, draw: Number, replica: Any = 0
+) -> tuple[Any, Any, Any, Any]:
+    """The four words of the counters to which the entries with these indices belong."""
+    n = index >> 5 << 3 | index & 7
+    return philox(counters(n, step, draw, replica), halves(k) if isinstance(k, int) else k)
+
+
+def at(index: torch.Tensor, k: Any, step: Number, draw: Number, dtype: torch.dtype, replica: Any = 0) -> torch.Tensor:
+    """The normals of the entries with these indices, of any shape: the definition, entry by entry.
+
+    Args:
+        index: int64, of the entries in the whole parameter (`entries` makes those of a shard).
+        k: the key, or its two words as tensors that broadcast against the index.
+        step: a number, or an int64 tensor without dimensions, so that a compiled step needs no other graph.
+        draw: likewise.
+        dtype: float32 or float64.
+        replica: a number, or a tensor that broadcasts against the index.
+    """
+    w0, w1, w2, w3 = counter_words(index, k, step, draw, replica)
+    row = index >> 3 & 3
+    r, φ = radius_and_angle(torch.where(row < 2, w0, w2), torch.where(row < 2, w1, w3), dtype)
+    return r * torch.where(row & 1 == 1, φ.sin(), φ.cos())
+
+
+def words(index: torch.Tensor, k: Any, step: Number, draw: Number, replica: Any = 0) -> torch.Tensor:
+    """The words of the entries with these indices: uniform integers of 32 bits."""
+    w0, w1, w2, w3 = counter_words(index, k, step, draw, replica)
+    row = index >> 3 & 3
+    return torch.where(row < 2, torch.where(row == 0, w0, w1), torch.where(row == 2, w2, w3))
+
+
+def tiles(
+    tile: torch.Tensor, k: Sequence[Any], step: Number, draw: Number, dtype: torch.dtype, replica: Any = 0
+) -> torch.Tensor:
+    """The normals of whole tiles, tiles × 32: what `at` gives, with each counter taken once."""
+    lane = torch.arange(LANES, device=tile.device)
+    n = tile.unsqueeze(1) * LANES + lane
+    w0, w1, w2, w3 = philox(counters(n, step, draw, replica), k)
+    r, φ = radius_and_angle(torch.stack((w0, w2), 1), torch.stack((w1, w3), 1), dtype)
+    return torch.stack((r * φ.cos(), r * φ.sin()), 2).flatten(1)
+
+
+def entries(
+    shape: Sequence[int], offset: Sequence[int], sizes: Sequence[int], device: torch.device | None = None
+) -> torch.Tensor:
+    """The indices, in a contiguous tensor of this shape, of the block of `sizes` that begins at `offset`.
+
+    >>> entries((3, 4), (1, 2), (2, 2))
+    tensor([[ 6,  7],
+            [10, 11]])
+    """
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    for length, first, size in zip(shape, offset, sizes, strict=True):
+        index = (index * length).unsqueeze(-1) + torch.arange(first, first + size, device=device)
+    return index
 
 
 def reference(
-    size: int, seed: int, step: int, draw: int, name: str, dtype: torch.dtype, lane: int | None = None
+    size: int, seed: int, step: int, draw: int, name: str, dtype: torch.dtype, replica: int = 0
 ) -> torch.Tensor:
-    """The normals of a name on the CPU, in float32 or float64; replicas share the name and have a lane each.
-
-    ``(r cos φ, r sin φ)`` with ``r = √(−2 log u)``, ``u = (|i| + ¼)/2³¹`` and ``φ = π j/2³¹`` from signed
-    32-bit integers i, j; 64 bits for float64.
-    """
-    bits, integer = (63, np.int64) if dtype is torch.float64 else (31, np.int32)
-    out = torch.empty(size, dtype=dtype, device="cpu")
-    for at, piece in enumerate(torch.split(out, BLOCK) if size else ()):
-        words = stream(key(seed, step, draw, name, at), lane)
-        for chunk in torch.split(piece, CHUNK):
-            k = (len(chunk) + 1) // 2
-            integers = words.random_raw(k if bits == 31 else 2 * k).view(integer)
-            i, j = torch.from_numpy(integers).to(dtype).view(2, k)
-            r = (-2 * torch.log((i.abs() + 0.25) * 2.0**-bits)).sqrt()
-            φ = j * (math.pi * 2.0**-bits)
-            chunk.copy_(torch.cat((r * φ.cos(), r * φ.sin()))[: len(chunk)])
-    return out
+    """The first normals of a name on the CPU, in float32 or float64."""
+    return at(torch.arange(size, device="cpu"), key(seed, name), step, draw, dtype, checked("replica", replica))
 
 
-def stream(start: bytes, lane: int | None) -> np.random.SFC64:
-    """The stream of a name; replicas share it and start apart, with the rounds that mix them thrown away."""
-    state = np.frombuffer(start + b"\1\0\0\0\0\0\0\0", dtype="<u8").copy()
-    if lane is not None:
-        state[2] = (int(state[2]) + (lane + 1) * GOLDEN) % 2**64
-    words = np.random.SFC64(0)
-    words.state = {"bit_generator": "SFC64", "state": {"state": state}, "has_uint32": 0, "uinteger": 0}
-    if lane is not None:
-        words.random_raw(12)
-    return words
+def naming(seed: int, step: int, draws: Sequence[int], names: tuple[str, ...]) -> native.Noise:
+    """The noise of some names, as the kernel takes it."""
+    return native.Noise(keys(seed, names), int(checked("step", step)), [int(checked("draw", draw)) for draw in draws])
 
 
 class Normals:
     """Fresh standard normals for tensors that lie at `offsets` in one flat buffer.
 
-    `sizes` are whole sizes; with `rows` replicas each has its share and the lane of its number.
+    `sizes` are whole sizes; with `rows` replicas each has its share and the noise of its number in `lanes`. `first`
+    says with which entry of its whole parameter each tensor begins, where they are shards by rows.
     """
 
     def __init__(
@@ -99,59 +199,80 @@ class Normals:
         device: torch.device,
         rows: int = 1,
         lanes: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
     ) -> None:
-        self.names, self.device, self.lanes = names, device, lanes
-        self.layout = native.Layout([size // rows for size in sizes], rows, lanes)
+        self.names, self.device, self.lanes = tuple(names), device, lanes
+        self.layout = native.Layout([size // rows for size in sizes], rows, lanes, first)
         self.flat = torch.zeros(total, dtype=dtype, device=device)
         # Half precision is rounded from float32.
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         self.wide = self.flat if wide is dtype else torch.zeros(total, dtype=wide, device=device)
         self.pieces = [self.wide[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
-        self.at: array[int] | None = None
+        self.starts = first or [0] * len(sizes)
+        self.known: tuple[int, list[torch.Tensor]] | None = None
+        self.held: array[int] | None = None
         self.base = 0
 
     def places(self) -> array[int] | None:
         """Where the pieces lie; known as long as the buffer is where it was, which a copy of this object is not."""
         base = self.wide.data_ptr()
-        if self.at is None or self.base != base:
-            self.at, self.base = native.addresses(self.pieces, self.wide.dtype, self.layout.whole), base
-        return self.at
+        if self.held is None or self.base != base:
+            self.held, self.base = native.addresses(self.pieces, self.wide.dtype, self.layout.whole), base
+        return self.held
 
-    def draw(self, seed: int, step: int, draw: int) -> torch.Tensor:
+    def draw(self, seed: int, step: Number, draw: Number) -> torch.Tensor:
         """The flat buffer, filled; it is overwritten by the next draw."""
-        if native.serves(self.wide.dtype, self.device):
-            start = keys(seed, step, draw, self.names, self.layout.counts)
-            native.run(self.wide.dtype, self.layout, FILL, start, p=self.places())
+        if isinstance(step, int) and isinstance(draw, int) and self.by_kernel():
+            native.run(self.wide.dtype, self.layout, FILL, naming(seed, step, [draw], self.names), p=self.places())
         else:
-            for piece, name, count in zip(self.pieces, self.names, self.layout.counts, strict=True):
-                for lane, part in zip(self.lanes or (None,), piece.view(-1, count) if count else [], strict=False):
-                    if self.device.type == "cpu":
-                        part.copy_(reference(part.numel(), seed, step, draw, name, part.dtype, lane))
-                    else:
-                        by_device(part, key(seed, step, draw, name if lane is None else f"{name} {lane}", 0))
+            self.by_torch(seed, step, draw)
         if self.wide is not self.flat:
             self.flat.copy_(self.wide)
         return self.flat
 
+    def by_kernel(self) -> bool:
+        """Does the compiled kernel draw? It cannot be traced."""
+        return not torch.compiler.is_compiling() and native.serves(self.wide.dtype, self.device)
 
-def permutations(points: int, seed: int, epoch: int, name: str, rows: int, lanes: Sequence[int] | None) -> torch.Tensor:
-    """Permutations of 0 … points − 1, one for each replica: rows × points."""
-    start = key(seed, epoch, 0, name, 0)
-    if native.library() is not None:
-        return native.shuffle(points, start, native.Layout([points], rows, lanes))
-    return torch.stack([shuffled(points, start, lane) for lane in (lanes or (None,))])
+    def by_torch(self, seed: int, step: Number, draw: Number) -> None:
+        """All tiles of all tensors in one go, then each tensor from its own."""
+        tile, k0, k1, replica = self.tables(seed)
+        found = tiles(tile, (k0, k1), step, draw, self.wide.dtype, replica).flatten()
+        at, pieces, views, rows = 0, [], [], self.layout.rows
+        for piece, count, start in zip(self.pieces, self.layout.counts, self.starts, strict=True):
+            wide = TILE * tiles_of(start, count)
+            if count:
+                own = found[at : at + rows * wide].view(rows, wide)
+                pieces.append(piece.view(rows, count))
+                views.append(own[:, start % TILE : start % TILE + count])
+            at += rows * wide
+        if views:
+            torch._foreach_copy_(pieces, views)
+
+    def tables(self, seed: int) -> list[torch.Tensor]:
+        """For every tile its number in the parameter, both words of its key, and its replica; kept for a seed."""
+        if self.known is None or self.known[0] != seed:
+            lanes, found = self.lanes or [0] * self.layout.rows, []
+            for name, count, start in zip(self.names, self.layout.counts, self.starts, strict=True):
+                own = torch.arange(start // TILE, start // TILE + tiles_of(start, count), device="cpu")
+                for lane in lanes[: self.layout.rows]:
+                    rest = torch.tensor([*halves(key(seed, name)), lane], device="cpu")
+                    found.append(torch.cat((own.unsqueeze(0), rest.unsqueeze(1).expand(3, len(own)))))
+            table = torch.cat([torch.empty(4, 0, dtype=torch.int64, device="cpu"), *found], 1).to(self.device)
+            self.known = seed, [table[0], *table[1:].unsqueeze(2)]
+        return self.known[1]
 
 
-def shuffled(points: int, start: bytes, lane: int | None) -> torch.Tensor:
-    """What the kernel makes, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u of 32 bits."""
-    raw = stream(start, lane).random_raw(max(points - 1, 0)) >> np.uint64(32)
-    order = list(range(points))
-    for i, u in zip(range(points - 1, 0, -1), raw.tolist(), strict=True):
-        j = u * (i + 1) >> 32
-        order[i], order[j] = order[j], order[i]
-    return torch.tensor(order, dtype=torch.int64, device="cpu")
+def tiles_of(start: int, count: int) -> int:
+    """How many tiles hold so many entries from `start` on."""
+    return (start % TILE + count + TILE - 1) // TILE if count else 0
 
 
-def by_device(piece: torch.Tensor, name: bytes) -> None:
-    """Fill by the generator of the tensor's own device, seeded by the name."""
-    piece.normal_(generator=torch.Generator(piece.device).manual_seed(int.from_bytes(name[:8], "little") >> 1))
+def bits(
+    count: int, seed: int, step: int, name: str, rows: int = 1, lanes: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Uniform integers of 32 bits on the CPU, rows × count: the words of a name, those of its draw 0."""
+    if native.library() is None:
+        index, replica = torch.arange(count, device="cpu"), torch.tensor(lanes or [0] * rows, device="cpu")
+        return words(index, key(seed, name), step, 0, replica[:rows].unsqueeze(1))
+    return native.words(native.Layout([count], rows, lanes), naming(seed, step, [0], (name,)))[0].long() & LOW

@@ -23,6 +23,7 @@ from tether.engine.readings import largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
 from tether.engine.together import admitted, check_replicas, check_together
+from tether.noise import STREAM
 from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
 from tether.rhythms import SHORT, rhythm_of
 from tether.rhythms.waiting import give_back, left_waiting
@@ -31,7 +32,7 @@ from tether.surfaces import Surface
 __all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
 
 # keys of a param group that are no fields of a part: torch's, and what checkpoints keep beside the fields
-OTHER_KEYS = {"params", "param_names", "seed", "step", "previous_lr", "stopped", "initial_lr"}
+OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "initial_lr"}
 
 
 @lru_cache
@@ -109,8 +110,8 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError(f"seed={seed!r} must be an int, e.g. seed=0") from None
         if batch_dims not in (None, 0, 1):
             raise ValueError(f"batch_dims={batch_dims!r} must be 0, or 1 where the first axis is replicas")
-        # `step`, `previous_lr` and `stopped` are state, kept with the fields because torch saves those as they are.
-        state = {"step": 0, "previous_lr": 0.0, "stopped": ()}
+        # These are state, kept with the fields because torch saves those as they are; `stream` says whose noise it is.
+        state = {"step": 0, "previous_lr": 0.0, "stopped": (), "stream": STREAM}
         defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, **state}
         check(defaults)
         groups = param_groups(params, parts, defaults)

@@ -209,3 +209,18 @@ def test_saving_with_gradients_at_hand(name):
     train(model, opt, 2)
     train(twin, other, 2)
     assert_same(snapshot(model, opt), snapshot(twin, other))
+
+
+@pytest.mark.parametrize("saved", [None, 1, 3])
+def test_the_noise_of_another_generator_is_refused(saved):
+    net = network()
+    opt = ROWS["langevin"].build(net)
+    train(net, opt, 3)
+    state, before = opt.state_dict(), snapshot(net, opt)
+    for group in state["param_groups"]:
+        assert group.pop("stream") == 2
+        if saved is not None:
+            group["stream"] = saved
+    with pytest.raises(ValueError, match=f"version {saved or 1} of the generator, this tether by version 2.*saved it"):
+        opt.load_state_dict(state)
+    assert_same(snapshot(net, opt), before)

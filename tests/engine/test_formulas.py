@@ -104,7 +104,6 @@ def test_the_kernel_refuses_formulas_that_make_no_sense(bad):
             torch.float32,
             layout,
             native.pack([(0, -1, 0.0, 0.0, 0.0, 0.0)]),
-            b"",
             θ=at[0],
             p=at[1],
             formulas=formulas,
@@ -122,7 +121,7 @@ def test_the_kernel_works_out_a_formula():
     θ, p = torch.ones(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     ξ = torch.tensor([0.25], dtype=torch.float64)
     at = [array("q", [x.data_ptr()]) for x in (θ, p)]
-    native.run(torch.float64, native.Layout([3]), program.ops, b"", θ=at[0], p=at[1], formulas=program.formulas, ξ=ξ)
+    native.run(torch.float64, native.Layout([3]), program.ops, θ=at[0], p=at[1], formulas=program.formulas, ξ=ξ)
     shrunk = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) * math.exp(-0.5)
     want = 0.25 + float(shrunk.square().sum())
     torch.testing.assert_close(p, shrunk)

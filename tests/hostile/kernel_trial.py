@@ -17,6 +17,7 @@ from torch import nn
 import tether
 from tether import native, noise
 from tether.ensemble.perceptrons import Perceptrons
+from tether.loop import minibatches
 from tether.measure import kinks
 from tether.metrics import edges
 
@@ -40,9 +41,9 @@ def word(tensors, ops, draws, lanes=None, each=0, seed=3):
     rows = 1 if lanes is None else len(lanes)
     dtype, names = θ[0].dtype, [f"t{i}" for i in range(len(θ))]
     layout = native.Layout([x.numel() // rows for x in θ], rows, lanes)
-    keys = b"".join(noise.keys(seed, 0, draw, names, layout.counts) for draw in range(draws))
+    named = noise.naming(seed, 0, range(draws), tuple(names))
     at = [native.addresses(xs, dtype, layout.whole) for xs in (θ, p, g)]
-    native.run(dtype, layout, ops, keys, each=each, θ=at[0], p=at[1], g=at[2])
+    native.run(dtype, layout, ops, named, each=each, θ=at[0], p=at[1], g=at[2])
     return θ, p
 
 
@@ -51,7 +52,7 @@ def word_by_torch(tensors, tables, draws, lanes=None, seed=3):
     rows = 1 if lanes is None else len(lanes)
     for i, (x, v, force) in enumerate(zip(θ, p, g, strict=True)):
         count = x.numel() // rows
-        for row, lane in enumerate(lanes or [None]):
+        for row, lane in enumerate(lanes or [0]):
             own = slice(row * count, (row + 1) * count)
             R = [noise.reference(count, seed, 0, draw, f"t{i}", x.dtype, lane) for draw in range(draws)]
             for target, draw, a, b, c, d in tables[row % len(tables)]:
@@ -278,10 +279,10 @@ def lines():
 
 
 def permutations():
-    for points in (0, 1, 2, 64, 65, 1000):
-        key = noise.key(0, 0, 0, "x", 0)
-        got = native.shuffle(points, key, native.Layout([points], 3, [0, 1, 9]))
-        assert torch.equal(got, torch.stack([noise.shuffled(points, key, lane) for lane in (0, 1, 9)]))
+    for points in (0, 1, 2, 64, 65, 1000, native.CHUNK + 1):
+        got = minibatches.permutations(points, 3, 5, 3, [0, 1, 9])
+        words = noise.bits(points, 3, 5, "minibatches", 3, [0, 1, 9])
+        assert torch.equal(got, torch.stack([minibatches.shuffled(row) for row in words]))
         yield got
 
 

@@ -24,7 +24,9 @@ needs_kernel = pytest.mark.skipif(native.library() is None, reason="no C compile
 
 
 def letter(parameter):
-    return "a" if "*" in parameter or "[" in parameter else "d" if "double" in parameter else "n"
+    if "*" in parameter or "[" in parameter:
+        return "a"
+    return "d" if "double" in parameter else "u" if "uint64_t" in parameter else "n"
 
 
 def test_the_table_of_kernels_is_that_of_the_c_files():
@@ -32,8 +34,8 @@ def test_the_table_of_kernels_is_that_of_the_c_files():
     found = {}
     for name, arguments in re.findall(r"^int64_t (?:NAME\()?(\w+)\)?\(([^)]*)\) \{", text, flags=re.M):
         found[name] = "".join(letter(parameter) for parameter in arguments.split(","))
-    assert found.pop("shuffle") == "nnaaa"
-    assert found == {name: types.replace(" ", "") for name, types in native.KERNELS.items()}
+    declared = {**native.KERNELS, **native.INTEGER}
+    assert found == {name: types.replace(" ", "") for name, types in declared.items()}
 
 
 @needs_kernel
@@ -221,22 +223,37 @@ def test_circles_and_spheres_refuse_ops_without_their_buffers():
 def test_a_word_refuses_ops_without_their_buffers():
     layout, x = native.Layout([4]), torch.ones(4)
     at = native.addresses([x], torch.float32, [4])
-    key = bytes(24)
-    for op, keys in (
-        ((0, 0, 1.0, 0.0, 0.0, 1.0), b""),
-        ((0, 8, 1.0, 0.0, 0.0, 1.0), key),
-        ((0, -1, 1.0, 0.0, 0.0, 1.0), key),
+    noise = native.Noise(bytes(8), 0, [0])
+    for op, named in (
+        ((0, 0, 1.0, 0.0, 0.0, 1.0), native.SILENCE),
+        ((0, 1, 1.0, 0.0, 0.0, 1.0), noise),
+        ((0, 8, 1.0, 0.0, 0.0, 1.0), native.Noise(bytes(8), 0, range(9))),
+        ((0, -1, 1.0, 0.0, 0.0, 1.0), noise),
     ):
         with pytest.raises(native.KernelError, match="does not exist"):
-            native.run(torch.float32, layout, native.pack([op]), keys, p=at)
+            native.run(torch.float32, layout, native.pack([op]), named, p=at)
     for op in ((0, -1, 1.0, 0.0, 1.0, 0.0), (1, -1, 1.0, 1.0, 0.0, 0.0)):
         with pytest.raises(native.KernelError):
-            native.run(torch.float32, layout, native.pack([op]), key, θ=at)
+            native.run(torch.float32, layout, native.pack([op]), noise, θ=at)
     with pytest.raises(native.KernelError, match="size"):
-        native.run(torch.float32, layout, native.pack([(0, -1, 1.0, 0.0, 0.0, 0.0)] * 2), key, each=2, p=at)
+        native.run(torch.float32, layout, native.pack([(0, -1, 1.0, 0.0, 0.0, 0.0)] * 2), noise, each=2, p=at)
+    with pytest.raises(native.KernelError, match="2 keys for 1 tensors"):
+        native.run(
+            torch.float32, layout, native.pack([(0, 0, 1.0, 0.0, 0.0, 1.0)]), native.Noise(bytes(16), 0, [0]), p=at
+        )
+    pair = torch.ones(8)
+    both = native.addresses([pair], torch.float32, [8])
+    table = native.pack(
+        [(0, 0, 1.0, 0.0, 0.0, 1.0), (0, 1, 1.0, 0.0, 0.0, 1.0)]
+    )  # a row's draw differs from the other's
+    with pytest.raises(native.KernelError, match="does not exist"):
+        native.run(torch.float32, native.Layout([4], 2), table, native.Noise(bytes(8), 0, [0, 1]), each=2, p=both)
+    assert torch.equal(pair, torch.ones(8))
     assert torch.equal(x, torch.ones(4))
     with pytest.raises(ValueError, match="1 lanes for 3 replicas"):
         native.Layout([4], 3, [0])
+    with pytest.raises(ValueError, match="1 first entries for 2 tensors"):
+        native.Layout([4, 4], first=[0])
 
 
 @needs_kernel

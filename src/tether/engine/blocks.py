@@ -20,8 +20,7 @@ from tether.engine.interpreter import in_pieces
 from tether.engine.programs import Program
 from tether.engine.sums import Scalar, per_replica
 from tether.letters import Letter
-from tether.noise import Normals
-from tether.noise import keys as noise_keys
+from tether.noise import Normals, naming
 
 __all__ = ["Block", "Lanes", "Owned", "decayed", "still"]
 
@@ -180,11 +179,11 @@ class Block:
             found = [write(torch._foreach_add_, self.θ, self.g, alpha=program.step)] if self.g else []
         return found
 
-    def places(self, which: list[int]) -> tuple[native.Layout, Any, list[str]]:
+    def places(self, which: list[int]) -> tuple[native.Layout, Any, tuple[str, ...]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
         layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
         momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
-        return layout, momenta, [self.names[i] for i in which]
+        return layout, momenta, tuple([self.names[i] for i in which])
 
     def by_kernel(self, program: Program) -> list[Write] | None:
         """All updates in one pass over memory; None where a tensor is not as the kernel needs it."""
@@ -202,9 +201,9 @@ class Block:
         if θ is None or (given and g is None):
             return None
         seed, step = self.name
-        keys = b"".join([noise_keys(seed, step, draw, names, layout.counts) for draw in program.draws])
+        noise = naming(seed, step, program.draws, names) if program.draws else native.SILENCE
         more: dict[str, Any] = {"formulas": program.formulas, "ξ": self.ξ} if program.thermostat else {}
-        run = native.prepared(self.dtype, layout, program.ops, keys, each=program.each, θ=θ, p=p, g=g, **more)
+        run = native.prepared(self.dtype, layout, program.ops, noise, each=program.each, θ=θ, p=p, g=g, **more)
         return [run, write(NOTED, self.θ)]
 
     def normals(self, draw: int) -> torch.Tensor:

@@ -10,13 +10,14 @@ import torch
 from tether.engine.blocks import Lanes
 from tether.engine.given import named
 from tether.engine.rows import Row
+from tether.noise import STREAM
 from tether.surfaces import Surface
 
 __all__ = ["check_checkpoint", "take_over", "with_every_parameter"]
 
 
 def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lanes) -> None:
-    """Raise unless words, metrics, surfaces and shapes are those of the optimizer."""
+    """Raise unless words, metrics, surfaces, shapes and the noise are those of the optimizer."""
     saved_groups, groups = state_dict["param_groups"], [row.group for row in rows]
     sizes = [[len(group["params"]) for group in each] for each in (groups, saved_groups)]
     if sizes[0] != sizes[1]:
@@ -25,6 +26,12 @@ def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lan
             "optimizer with the checkpoint's parts"
         )
     for i, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
+        if saved.get("stream", 1) != STREAM:
+            raise ValueError(
+                f"the checkpoint names its noise by version {saved.get('stream', 1)} of the generator, this tether by "
+                f"version {STREAM}: the run would go on with other numbers. Continue it with the tether that saved it, "
+                "or load the model alone and make a new optimizer"
+            )
         if saved.get("word") != group["word"]:
             raise ValueError(
                 f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "

@@ -87,6 +87,8 @@ class Flat:
         targets, values = list(self.home), pieces(self.values["θ"], self.home)
         if self.values["p"] is not None:
             targets, values = targets + self.momenta, values + pieces(self.values["p"], self.momenta)
+        if any(x.is_neg() for x in targets):  # which torch's fused copy does not know
+            return [write(x.copy_, value) for x, value in zip(targets, values, strict=True)]
         return [write(torch._foreach_copy_, targets, values)]
 
 

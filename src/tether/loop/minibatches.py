@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tether.noise import Normals, permutations
+from tether import native, noise
 
-__all__ = ["Minibatches", "whole_number"]
+__all__ = ["Minibatches", "permutations", "whole_number"]
 
 
 def whole_number(name: str, value: Any, least: int | None = 0) -> int:
@@ -39,9 +39,7 @@ class Minibatches:
         if not 1 <= self.batch <= points:
             raise ValueError(f"batch={batch!r} must be between 1 and the number of points, {points}")
         self.rows = 1 if lanes is None else len(lanes)
-        self.lanes, whole = lanes, self.batch * self.rows
-        device = torch.device("cpu")
-        self.normals = Normals(["minibatches"], [whole], [0], whole, torch.float64, device, self.rows, lanes)
+        self.lanes, device = lanes, torch.device("cpu")
         self.per_epoch = 1 if replacement else -(-points // self.batch)
         self.epoch, self.order = -1, torch.empty(0, device=device)
         self.everything = torch.arange(points, device=device).expand(self.rows, points).contiguous()
@@ -53,9 +51,26 @@ class Minibatches:
         epoch, k = divmod(step, self.per_epoch)
         if epoch != self.epoch:
             if self.replacement:
-                numbers = self.normals.draw(self.seed, epoch, 0).view(self.rows, -1)
-                self.order = (torch.special.ndtr(numbers) * self.points).long().clamp_max_(self.points - 1)
+                words = noise.bits(self.batch, self.seed, epoch, "minibatches", self.rows, self.lanes)
+                self.order = words * self.points >> 32
             else:
-                self.order = permutations(self.points, self.seed, epoch, "minibatches", self.rows, self.lanes)
+                self.order = permutations(self.points, self.seed, epoch, self.rows, self.lanes)
             self.epoch = epoch
         return self.order[:, k * self.batch : (k + 1) * self.batch]
+
+
+def permutations(points: int, seed: int, epoch: int, rows: int = 1, lanes: Sequence[int] | None = None) -> torch.Tensor:
+    """Permutations of 0 … points − 1, one for each replica: rows × points."""
+    noise.checked("step", epoch)
+    if native.library() is not None:
+        return native.shuffle(points, noise.key(seed, "minibatches"), epoch, native.Layout([points], rows, lanes))
+    return torch.stack([shuffled(words) for words in noise.bits(points, seed, epoch, "minibatches", rows, lanes)])
+
+
+def shuffled(words: torch.Tensor) -> torch.Tensor:
+    """What the kernel makes of 32-bit words, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u word i over 2³²."""
+    order = list(range(len(words)))
+    for i, u in reversed(list(enumerate(words.tolist()))):
+        j = u * (i + 1) >> 32
+        order[i], order[j] = order[j], order[i]
+    return torch.tensor(order, dtype=torch.int64, device="cpu")

@@ -33,6 +33,7 @@ __all__ = [
     "Held",
     "KernelError",
     "Layout",
+    "Noise",
     "Stiefel",
     "addresses",
     "all_plain",
@@ -55,14 +56,16 @@ __all__ = [
     "shuffle",
     "stiefel",
     "where",
+    "words",
 ]
 
 OPS = 48  # updates of a program
 THERMOSTAT = 2  # the target of an op that sets ξ
-DRAWS = 8  # normals a program may name; the kernel keeps that many streams open
+DRAWS = 8  # normals a program may name
 DEPTH = 64  # the layers of a perceptron are fewer
-BLOCK = 1 << 16  # as in noise.py
-CHUNK = 1 << 11  # the same
+BLOCK = 1 << 16  # what threads share out
+CHUNK = 1 << 11  # what is taken through a program at once
+REPLICAS, ENTRIES = 1 << 24, 1 << 42  # there is room for in the counters of noise.py
 SMALL = 1 << 16  # elements below which a second thread costs more than it saves
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may hold their numbers anywhere
@@ -71,9 +74,10 @@ OP = struct.Struct("=qqdddd")
 ROW = np.dtype("=i8,=i8,=f8,=f8,=f8,=f8")  # the same, for tables of ops
 LEVELS = {0: "of the machine", 1: "x86-64", 2: "x86-64-v2", 3: "x86-64-v3 (AVX2)", 4: "x86-64-v4 (AVX-512)"}
 
-# The arguments of every kernel: n an integer, d a double, a an address. A test reads the C prototypes and compares.
+# The arguments of every kernel: n an integer, u one without a sign, d a double, a an address. A test reads the C
+# prototypes and compares.
 KERNELS = {
-    "run": "nn aaaaa nnn aan nann aaa n",
+    "run": "nn aaaaaa nn aaa nn nann aaa n",
     "finite": "naan",
     "bounded": "nnn aaaaaaa nn an",
     "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
@@ -83,7 +87,8 @@ KERNELS = {
     "divide": "aaa dd a nnn",
     "kinks": "nnnn aaaaaaaaa n",
 }
-TYPES = {"n": ctypes.c_int64, "d": ctypes.c_double, "a": ctypes.c_void_p}
+INTEGER = {"shuffle": "nnun aa", "words": "nnn aaaaa nn"}  # the same, of those that know no dtype
+TYPES = {"n": ctypes.c_int64, "u": ctypes.c_uint64, "d": ctypes.c_double, "a": ctypes.c_void_p}
 FAULTS = {  # as in kernel.h
     -1: "a buffer is missing that an update needs (a gradient, momenta, or torch's matrix product)",
     -2: "an update names a target or a draw that does not exist",
@@ -168,11 +173,10 @@ def serves(dtype: torch.dtype, device: torch.device) -> bool:
 def _functions() -> dict[tuple[str, torch.dtype], Any]:
     """The kernel's functions with the types of their arguments declared."""
     names = {(name, dtype): f"{name}_{suffix}" for name in KERNELS for dtype, suffix in SUFFIX.items()}
-    arguments = {(name, dtype): KERNELS[name] for name, dtype in names}
-    names["shuffle", torch.int64], arguments["shuffle", torch.int64] = "shuffle", "nnaaa"
+    names |= {(name, torch.int64): name for name in INTEGER}
     functions: dict[tuple[str, torch.dtype], Any] = {key: getattr(library(), name) for key, name in names.items()}
     for key, function in functions.items():
-        function.argtypes = [TYPES[letter] for letter in arguments[key].replace(" ", "")]
+        function.argtypes = [TYPES[letter] for letter in {**KERNELS, **INTEGER}[key[0]].replace(" ", "")]
         function.restype = ctypes.c_int64
     return functions
 
@@ -300,20 +304,36 @@ def pack(ops: Iterable[Op]) -> bytes:
 
 
 class Layout:
-    """How tensors lie: each as one, or as `rows` replicas that share a name, with a row of ops and a stream each.
+    """How tensors lie: each as one, or as `rows` replicas that share a name, with a row of ops and noise each.
 
-    `lanes` are the numbers of the replicas; a single tensor may be one of them, too.
+    `lanes` are the numbers of the replicas, 0 where there are none; a single tensor may be one of them, too. `first`
+    says with which entry of its whole parameter each tensor begins; 0 unless they are shards.
     """
 
-    def __init__(self, counts: Sequence[int], rows: int = 1, lanes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        counts: Sequence[int],
+        rows: int = 1,
+        lanes: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> None:
         self.rows, self.counts = rows, counts  # of one replica
         self.whole = [size * rows for size in counts]
         self.sizes = integers(counts)
-        self.blocks = sum(-(-size // BLOCK) for size in counts)
         if lanes is not None and len(lanes) < rows:
             raise ValueError(f"{len(lanes)} lanes for {rows} replicas: there must be one for each")
-        self.lane = None if lanes is None else integers([lane + 1 for lane in lanes])
-        self.at = self.sizes.buffer_info()[0], None if self.lane is None else self.lane.buffer_info()[0]
+        if first is not None and len(first) != len(counts):
+            raise ValueError(f"{len(first)} first entries for {len(counts)} tensors: there must be one for each")
+        if lanes is not None and not all(0 <= lane < REPLICAS for lane in lanes):
+            wrong = next(lane for lane in lanes if not 0 <= lane < REPLICAS)
+            raise ValueError(f"replica={wrong} has no noise: a replica is at least 0 and below 2^24; number them anew")
+        for start, size in zip(first or (), counts, strict=False):
+            if not 0 <= start <= ENTRIES - size:
+                raise ValueError(f"entries {start} to {start + size} have no noise: a parameter has at most 2^42")
+        self.lane = None if lanes is None else integers(lanes)
+        self.first = None if first is None else integers(first)
+        self.at = tuple(None if x is None else x.buffer_info()[0] for x in (self.sizes, self.first, self.lane))
+        self.blocks = sum(-(-size // BLOCK) for size in counts)
         self.large = sum(counts) * rows >= SMALL
 
 
@@ -347,11 +367,22 @@ def pack_formulas(found: Sequence[tuple[int, int, Sequence[Any]]]) -> Formulas:
     return Formulas(len(found), table.tobytes(), at, at if rows > 1 else 0, tape.tobytes())
 
 
+class Noise(NamedTuple):
+    """Which normals the ops of a program name: the keys of the tensors, one after the other, the step and the draws."""
+
+    keys: bytes
+    step: int
+    draws: Sequence[int]
+
+
+SILENCE = Noise(b"", 0, ())
+
+
 def prepared(
     dtype: torch.dtype,
     layout: Layout,
     ops: bytes,
-    keys: bytes,
+    noise: Noise = SILENCE,
     *,
     each: int = 0,
     θ: array[int] | None = None,
@@ -362,29 +393,46 @@ def prepared(
 ) -> Call:
     """The call that takes the tensors at these `addresses`, of the layout's sizes, through the ops.
 
-    `keys` start the streams of each draw and block; `each` is the number of rows of ops where replicas have their own.
-    `ξ` are the thermostats of the replicas, which formulas read and ops change.
+    `each` is the number of rows of ops where replicas have their own. `ξ` are the thermostats of the replicas, which
+    formulas read and ops change.
     """
+    keys, step, draws = noise
+    if len(keys) != (8 * len(layout.sizes) if draws else 0):
+        raise KernelError(f"{len(keys) // 8} keys for {len(layout.sizes)} tensors: there must be one for each")
     at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
-    lengths = layout.blocks, len(ops) // OP.size // max(each, 1), each
+    lengths = len(ops) // OP.size // max(each, 1), each
     threads = torch.get_num_threads() if layout.large else 1
     thermostat: tuple[Any, ...] = (None, None)
     sums = None
     if ξ is not None:
         if not plain(ξ, torch.float64) or ξ.numel() != layout.rows:
             raise KernelError(f"thermostats {ξ!r}: there must be {layout.rows} of torch.float64, one for each replica")
-        sums = torch.empty(layout.blocks + 1, dtype=torch.float64, device="cpu")
+        sums = torch.empty(layout.rows * layout.blocks + 1, dtype=torch.float64, device="cpu")
         thermostat = ξ.data_ptr(), sums.data_ptr()
-    arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys, len(keys) // 24)
+    named = array("q", draws).tobytes() if draws else None, len(draws), step
+    arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys or None, *named)
     rest = (formulas.number, formulas.table, formulas.steps, formulas.stride, formulas.tape, *thermostat, threads)
     call = Call(_functions()["run", dtype], *arguments, *rest)
     call.kept = (θ, p, g, layout, ξ, sums)
     return call
 
 
-def run(dtype: torch.dtype, layout: Layout, ops: bytes, keys: bytes, **rest: Any) -> None:
+def run(dtype: torch.dtype, layout: Layout, ops: bytes, noise: Noise = SILENCE, **rest: Any) -> None:
     """Make that call at once."""
-    made(prepared(dtype, layout, ops, keys, **rest))
+    made(prepared(dtype, layout, ops, noise, **rest))
+
+
+def words(layout: Layout, noise: Noise, level: int = -1) -> list[torch.Tensor]:
+    """The words of the entries of each tensor, rows × count, as signed 32-bit integers.
+
+    `level` chooses the instructions: 0 plain C, 1 AVX2, 2 AVX-512, −1 the best there are.
+    """
+    found = [torch.empty(layout.rows, count, dtype=torch.int32, device="cpu") for count in layout.counts]
+    at = array("q", [x.data_ptr() for x in found])
+    (draw,) = noise.draws
+    named = noise.keys, noise.step, draw
+    call("words", torch.int64, level, len(found), layout.rows, at.buffer_info()[0], *layout.at, *named)
+    return found
 
 
 class Bounded(NamedTuple):
@@ -497,10 +545,10 @@ def product(dtype: torch.dtype) -> int | None:
         return None
 
 
-def shuffle(points: int, key: bytes, layout: Layout) -> torch.Tensor:
-    """A permutation for each replica of the layout, named by the key."""
+def shuffle(points: int, key: int, step: int, layout: Layout) -> torch.Tensor:
+    """A permutation for each replica of the layout, named by the key and the step."""
     out = torch.empty(layout.rows, points, dtype=torch.int64, device="cpu")
-    call("shuffle", torch.int64, layout.rows, points, key, layout.at[1], out.data_ptr())
+    call("shuffle", torch.int64, layout.rows, points, key, step, layout.at[2], out.data_ptr())
     return out
 
 

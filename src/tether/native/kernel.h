@@ -52,4 +52,3 @@ _Static_assert(sizeof(Op) == 48 && offsetof(Op, draw) == 8 && offsetof(Op, own) 
 _Static_assert(sizeof(void *) == 8, "native/__init__.py writes addresses as 64-bit integers");
 _Static_assert(sizeof(float) == 4 && sizeof(double) == 8, "the bits of numbers are read");
 
-typedef uint64_t __attribute__((may_alias)) Raw;  // words of a stream, written where floating-point numbers will lie

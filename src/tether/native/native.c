@@ -5,23 +5,29 @@
 #ifndef REAL
 #include "kernel.h"
 
+#include "philox.h"
+
 typedef struct { int64_t code; double value; } Step;           // of a formula: a number, ξ, pᵀp, or an operation
 typedef struct { int64_t op, field, from, to; } Formula;       // which coefficient of which op it is, and its steps
 enum { NUMBER, XI, P2, PLUS, TIMES, OVER, MINUS, EXP, EXPM1, SQRT, SHRINK, CODES };
-enum { DEPTH_OF_STACK = 16, OPS = 48, THERMOSTAT = 2 };        // an op of target 2 sets ξ to its first coefficient
+enum { DEPTH_OF_STACK = 16, OPS = 48, GROUP = 16 };             // GROUP: replicas with a thermostat that go together
+enum { THERMOSTAT = 2 };                                       // an op of this target sets ξ to its first coefficient
 
 typedef struct {
-  int64_t tensors, rows, blocks, ops, each;  // rows: replicas that a tensor holds; each: have they ops of their own?
+  int64_t tensors, rows, ops, each;  // rows: replicas that a tensor holds; each: have they ops of their own?
   void *const *theta, *const *p, *const *g;
-  const int64_t *size;   // of one replica
-  const uint64_t *lane;  // the numbers of the replicas plus one; null where there are none
-  const Op *op;          // rows × ops, or ops
-  const uint64_t *key;   // draws × blocks × 3
-  int64_t formulas, stride;  // stride: from the steps of one replica to those of the next, 0 where they share them
+  const int64_t *size, *first;  // of one replica; the index of its first entry in the whole parameter, null for 0
+  const int64_t *replica;       // the numbers of the replicas; null for 0
+  const Op *op;                 // rows × ops, or ops
+  const uint64_t *key;          // of each tensor
+  const int64_t *draw;          // the numbers of the draws that ops name
+  int64_t step, level;
+  int64_t formulas, stride;     // stride: from the steps of one replica to those of the next, 0 where they share them
   const Formula *formula;
-  const Step *step;
-  double *xi;            // rows
-  double *sums;          // blocks: pᵀp of each, where several threads share a replica
+  const Step *tape;
+  double *xi;                   // of each replica
+  double *sums;                 // rows × blocks: pᵀp of each
+  int64_t blocks;               // of one replica
 } Task;
 
 // What native/__init__.py takes for granted, and what was built: it compares, and tells.
@@ -72,7 +78,7 @@ static int64_t computable(const Task *task, int64_t steps) {
     if (x.field == 3 && task->op[x.op].draw < 0) return BAD_OP;
     int64_t height = 0;
     for (int64_t i = x.from; i < x.to; i++) {
-      const int64_t code = task->step[i].code;
+      const int64_t code = task->tape[i].code;
       if (code < 0 || code >= CODES) return BAD_OP;
       if (code <= P2) height++;
       if (code >= PLUS && code <= OVER) height--;
@@ -109,45 +115,37 @@ static void work_out(Op *out, const Task *task, int64_t row, int64_t from, int64
   for (int64_t f = 0; f < task->formulas; f++) {
     const Formula x = task->formula[f];
     if (x.op >= from && x.op < to)
-      (&out[x.op - from].own)[x.field] = value(task->step + row * task->stride, x.from, x.to, xi, p2);
+      (&out[x.op - from].own)[x.field] = value(task->tape + row * task->stride, x.from, x.to, xi, p2);
   }
 }
 
-// SFC64 by Chris Doty-Humphrey, as in numpy; started at a hashed name with the counter at 1.
-static void words(Raw *out, int64_t n, uint64_t s[4]) {
-  uint64_t a = s[0], b = s[1], c = s[2], counter = s[3];
-  for (int64_t i = 0; i < n; i++) {
-    uint64_t r = a + b + counter++;
-    a = b ^ (b >> 11);
-    b = c + (c << 3);
-    c = ((c << 24) | (c >> 40)) + r;
-    out[i] = r;
-  }
-  s[0] = a; s[1] = b; s[2] = c; s[3] = counter;
+// The words of every tensor and replica, as 32-bit integers; `level` is that of philox.h, −1 for the best.
+int64_t words(int64_t level, int64_t tensors, int64_t rows, void *const *out, const int64_t *size, const int64_t *first,
+              const int64_t *replica, const uint64_t *key, int64_t step, int64_t draw) {
+  if (level > philox_best()) return BAD_SIZE;
+  if (level < 0) level = philox_best();
+  for (int64_t t = 0; t < tensors; t++)
+    for (int64_t row = 0; row < rows; row++)
+      philox_range(level, (uint32_t *)out[t] + row * size[t], first ? first[t] : 0, size[t], key[t],
+                   replica ? (uint32_t)replica[row] : 0, (uint32_t)step, (uint32_t)draw);
+  return FINE;
 }
 
-// The stream of a draw; replicas share its name and start apart, with the rounds that mix them thrown away.
-static void start(uint64_t s[4], const uint64_t *key, uint64_t lane) {
-  uint64_t thrown[12];
-  memcpy(s, key, 24);
-  s[3] = 1;
-  if (!lane) return;
-  s[2] += lane * 0x9E3779B97F4A7C15u;
-  words(thrown, 12, s);
-}
-
-// A permutation of the points for each replica, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u of 32 bits.
-int64_t shuffle(int64_t rows, int64_t points, const uint64_t *key, const uint64_t *lane, int64_t *out) {
+// A permutation of the points for each replica, by Fisher and Yates: i ← swapped with ⌊u (i + 1)⌋, u the word of entry i.
+int64_t shuffle(int64_t rows, int64_t points, uint64_t key, int64_t step, const int64_t *replica, int64_t *out) {
+  const int64_t level = philox_best();
   if (!out && rows * points > 0) return NO_BUFFER;
   for (int64_t row = 0; row < rows; row++, out += points) {
-    uint64_t state[4], raw[64];
-    start(state, key, lane ? lane[row] : 0);
+    uint32_t word[CHUNK];
     for (int64_t i = 0; i < points; i++) out[i] = i;
-    for (int64_t i = points - 1, k = 0; i > 0; i--, k = (k + 1) % 64) {
-      if (k == 0) words(raw, 64, state);
-      const int64_t j = (int64_t)(((raw[k] >> 32) * (uint64_t)(i + 1)) >> 32), held = out[i];
-      out[i] = out[j];
-      out[j] = held;
+    for (int64_t from = (points - 1) / CHUNK * CHUNK; from >= 0 && points > 0; from -= CHUNK) {
+      const int64_t m = points - from < CHUNK ? points - from : CHUNK;
+      philox_range(level, word, from, m, key, replica ? (uint32_t)replica[row] : 0, (uint32_t)step, 0);
+      for (int64_t i = from + m - 1; i >= from; i--) {
+        const int64_t j = (int64_t)((word[i - from] * (uint64_t)(i + 1)) >> 32), held = out[i];
+        out[i] = out[j];
+        out[j] = held;
+      }
     }
   }
   return FINE;
@@ -183,88 +181,45 @@ int64_t shuffle(int64_t rows, int64_t points, const uint64_t *key, const uint64_
 #else
 
 #include "noise.c"
+#include "batch.c"
 
-// Takes one block through some ops; returns its pᵀp where that is asked for.
-CLONES static double NAME(block)(REAL *theta, REAL *p, const REAL *g, int64_t n, const Op *table, int64_t ops, int square,
-                                 const Task *task, uint64_t lane, int64_t block) {
-  _Alignas(64) REAL R[CHUNK];
-  uint64_t state[DRAWS][4];
-  double lanes[8] = {0}, sum = 0;  // in an order of its own, which no instruction set changes
-  for (int64_t o = 0; o < ops; o++) {
-    int64_t draw = table[o].draw;
-    if (draw >= 0) start(state[draw], task->key + 3 * (draw * task->blocks + block), lane);
-  }
-  for (int64_t at = 0; at < n; at += CHUNK) {
-    int64_t m = n - at < CHUNK ? n - at : CHUNK, held = -1;
-    for (int64_t o = 0; o < ops; o++) {
-      const Op op = table[o];
-      if (op.draw >= 0 && op.draw != held) {
-        NAME(normals)(R, m, state[op.draw]);
-        held = op.draw;
+// Some replicas go through the program together: up to where the thermostat needs pᵀp, and on from there.
+static void NAME(through)(const Task *task, int64_t from_row, int64_t to_row, int64_t thread, int64_t threads) {
+  Op own[GROUP][OPS];
+  double xi[GROUP];
+  NAME(Batch) batch = {.task = task};
+  for (int64_t row = from_row; task->formulas && row < to_row; row++) xi[row - from_row] = task->xi[row];
+  for (int64_t from = 0, to; from < task->ops; from = to + 1) {
+    for (to = from; to < task->ops && task->op[to].target != THERMOSTAT;) to++;
+    batch.ops = to - from, batch.square = to < task->ops;
+    for (int64_t row = from_row; task->formulas && row < to_row; row++)
+      work_out(own[row - from_row], task, row, from, to, xi[row - from_row], 0);
+    int64_t first = 0, turn = 0;  // the first block of a tensor
+    for (int64_t t = 0; t < task->tensors; t++) {
+      for (int64_t row = from_row; row < to_row; row++) {
+        const Op *op = task->formulas ? own[row - from_row] : task->op + (task->each ? row * task->ops : 0) + from;
+        for (int64_t at = 0, size = task->size[t], b = first; at < size; at += BLOCK, b++, turn++)
+          if (turn % threads == thread)
+            NAME(add)(&batch, op, t, row, b, at, size - at < BLOCK ? size : at + BLOCK);
       }
-      REAL *x = (op.target ? theta : p) + at;
-      const REAL own = (REAL)op.own, cp = (REAL)op.p, cg = (REAL)op.g, cR = (REAL)op.R;
-      if (op.own == 0) for (int64_t i = 0; i < m; i++) x[i] = 0;
-      else if (op.own != 1) for (int64_t i = 0; i < m; i++) x[i] *= own;
-      if (op.p != 0) for (int64_t i = 0; i < m; i++) x[i] += cp * p[at + i];
-      if (op.g != 0) for (int64_t i = 0; i < m; i++) x[i] += cg * g[at + i];
-      if (op.R != 0) for (int64_t i = 0; i < m; i++) x[i] += cR * R[i];
+      first += (task->size[t] + BLOCK - 1) / BLOCK;
     }
-    if (!square) continue;
-    const REAL *y = p + at;
-    int64_t i = 0;
-    for (; i + 8 <= m; i += 8)
-      for (int64_t j = 0; j < 8; j++) lanes[j] += (double)y[i + j] * y[i + j];
-    for (; i < m; i++) lanes[i % 8] += (double)y[i] * y[i];
-  }
-  for (int64_t j = 0; j < 8; j++) sum += lanes[j];
-  return sum;
-}
-
-// Takes all tensors of a replica through some ops, or every `threads`th block of them; returns their pᵀp.
-static double NAME(sweep)(const Task *task, int64_t row, const Op *table, int64_t ops, int square, int64_t thread,
-                          int64_t threads) {
-  const uint64_t lane = task->lane ? task->lane[row] : 0;
-  int64_t block = 0;
-  double sum = 0;
-  for (int64_t t = 0; t < task->tensors; t++) {
-    const int64_t size = task->size[t];
-    for (int64_t at = 0; at < size; at += BLOCK, block++) {
-      if (block % threads != thread) continue;
-      const int64_t n = size - at < BLOCK ? size - at : BLOCK, from = row * size + at;
-      REAL *theta = task->theta ? (REAL *)task->theta[t] + from : 0, *p = task->p ? (REAL *)task->p[t] + from : 0;
-      const REAL *g = task->g ? (REAL *)task->g[t] + from : 0;
-      const double own = NAME(block)(theta, p, g, n, table, ops, square, task, lane, block);
-      sum += own;
-      if (square && threads > 1) task->sums[block] = own;
-    }
-  }
-  return sum;
-}
-
-// A replica goes through the whole program: up to where the thermostat needs pᵀp, and on from there.
-static void NAME(through)(const Task *task, int64_t row, int64_t thread, int64_t threads) {
-  Op own[OPS];
-  const Op *all = task->op + (task->each ? row * task->ops : 0);
-  double xi = task->formulas ? task->xi[row] : 0, p2 = 0;
-  for (int64_t from = 0; from < task->ops;) {
-    int64_t to = from;
-    while (to < task->ops && all[to].target != THERMOSTAT) to++;
-    const int square = to < task->ops;
-    if (task->formulas) work_out(own, task, row, from, to, xi, p2);
-    p2 = NAME(sweep)(task, row, task->formulas ? own : all + from, to - from, square, thread, threads);
-    if (!square) break;
-    if (threads > 1) {  // each sums all blocks in the same order: any number of threads gives the same
-#pragma omp barrier
-      p2 = 0;
-      for (int64_t b = 0; b < task->blocks; b++) p2 += task->sums[b];
+    NAME(carry_out)(&batch);
+    if (!batch.square) break;
+    if (threads > 1) {
 #pragma omp barrier
     }
-    work_out(own, task, row, to, to + 1, xi, p2);
-    xi = own[0].own;
-    from = to + 1;
+    for (int64_t row = from_row; row < to_row; row++) {  // in one order, so that any number of threads gives the same
+      double p2 = 0;
+      for (int64_t b = 0; b < task->blocks; b++) p2 += task->sums[row * task->blocks + b];
+      work_out(own[row - from_row], task, row, to, to + 1, xi[row - from_row], p2);
+      xi[row - from_row] = own[row - from_row][0].own;
+    }
+    if (threads > 1) {
+#pragma omp barrier
+    }
   }
-  if (task->formulas && thread == 0) task->xi[row] = xi;
+  for (int64_t row = from_row; task->formulas && !thread && row < to_row; row++) task->xi[row] = xi[row - from_row];
 }
 
 static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
@@ -272,23 +227,29 @@ static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
   const int apart = task->rows >= threads;
   const int64_t from = apart ? task->rows * thread / threads : 0;
   const int64_t to = apart ? task->rows * (thread + 1) / threads : task->rows;
+  const int64_t some = task->formulas ? GROUP : task->rows;
   FLUSH
-  for (int64_t row = from; row < to; row++) NAME(through)(task, row, apart ? 0 : thread, apart ? 1 : threads);
+  for (int64_t row = from; row < to; row += some)
+    NAME(through)(task, row, to - row < some ? to : row + some, apart ? 0 : thread, apart ? 1 : threads);
   RESTORE
 }
 
 int64_t NAME(run)(int64_t tensors, int64_t rows, void *const *theta, void *const *p, void *const *g, const int64_t *size,
-                  const uint64_t *lane, int64_t blocks, int64_t ops, int64_t each, const Op *op, const uint64_t *key,
-                  int64_t keys, int64_t formulas, const Formula *formula, int64_t steps, int64_t stride, const Step *step,
-                  double *xi, double *sums, int64_t threads) {
-  const Task task = {tensors, rows, blocks, ops, each, theta, p, g, size, lane, op, key, formulas, stride, formula, step,
-                     xi, sums};
+                  const int64_t *first, const int64_t *replica, int64_t ops, int64_t each, const Op *op,
+                  const uint64_t *key, const int64_t *draw, int64_t draws, int64_t step, int64_t formulas,
+                  const Formula *formula, int64_t steps, int64_t stride, const Step *tape, double *xi, double *sums,
+                  int64_t threads) {
+  int64_t blocks = 0;
+  for (int64_t t = 0; t < tensors; t++) blocks += (size[t] + BLOCK - 1) / BLOCK;
+  const Task task = {tensors, rows, ops, each, theta, p, g, size, first, replica, op, key, draw, step, philox_best(),
+                     formulas, stride, formula, tape, xi, sums, blocks};
   if (each && each != rows) return BAD_SIZE;
-  const int64_t targets = formulas ? 3 : theta ? 2 : 1, draws = blocks ? keys / blocks : DRAWS;
   if (formulas && (!p || !theta || !sums)) return NO_BUFFER;
-  int64_t fault = sound(op, ops * (each ? each : 1), targets, 0, p, g, draws);
+  int64_t fault = sound(op, ops * (each ? each : 1), formulas ? 3 : theta ? 2 : 1, 0, p, g, key && draw ? draws : 0);
   if (!fault) fault = computable(&task, steps);
   if (fault) return fault;
+  for (int64_t i = ops; i < ops * each; i++)  // what a batch does is the same for all its rows, but for coefficients
+    if (op[i].draw != op[i - ops].draw || op[i].target != op[i - ops].target) return BAD_OP;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   NAME(share)(&task, omp_get_thread_num(), omp_get_num_threads());
   return FINE;

@@ -1,55 +1,73 @@
-// Included by native.c, once for each REAL: normals from a stream of random words. noise.py holds the same mathematics.
+// Included by native.c, once for each REAL: normals from the words of philox.h. noise.py holds the same mathematics.
+
+INLINE BITS NAME(bits_of)(REAL x) {
+  BITS bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+INLINE REAL NAME(of_bits)(BITS bits) {
+  REAL x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
 
 // The whole number nearest to x, |x| < 2^(MANTISSA − 1), and its last bits: next to so large a number there is no room for
 // a fraction. No conversion to an integer, which nan and inf do not have.
 INLINE REAL NAME(nearest)(REAL x, BITS *bits) {
   const REAL large = (REAL)((BITS)3 << (MANTISSA - 1)), sum = x + large;
-  memcpy(bits, &sum, sizeof sum);
+  *bits = NAME(bits_of)(sum);
   return sum - large;
 }
 
 // sin πx and cos πx for |x| < 2^(MANTISSA − 2), by their series on |πx| ≤ π/4: TERMS suffice for REAL.
 INLINE void NAME(turn)(REAL x, REAL *sine, REAL *cosine) {
+  static const double even[] = {1, -1 / 2., 1 / 24., -1 / 720., 1 / 40320., -1 / 3628800., 1 / 479001600.,
+                                -1 / 87178291200., 1 / 20922789888000., -1 / 6402373705728000.};
+  static const double odd[] = {1, -1 / 6., 1 / 120., -1 / 5040., 1 / 362880., -1 / 39916800., 1 / 6227020800.,
+                               -1 / 1307674368000., 1 / 355687428096000., -1 / 121645100408832000.};
+  const BITS sign = (BITS)1 << (8 * sizeof(BITS) - 1);
   BITS quarter;
-  REAL y = (REAL)PI * (x - NAME(nearest)(2 * x, &quarter) / 2), y2 = y * y, c = 1, d = 1;
-  for (int i = TERMS - 1; i >= 1; i--) {
-    c = 1 - c * y2 * (1 / (REAL)((2 * i - 1) * (2 * i)));
-    d = 1 - d * y2 * (1 / (REAL)((2 * i) * (2 * i + 1)));
+  REAL twice = x + x, y = (REAL)(PI / 2) * (twice - NAME(nearest)(twice, &quarter)), y2 = y * y;
+  REAL c = (REAL)even[TERMS - 1], d = (REAL)odd[TERMS - 1];
+  for (int i = TERMS - 2; i >= 0; i--) {
+    c = c * y2 + (REAL)even[i];
+    d = d * y2 + (REAL)odd[i];
   }
   d *= y;
   REAL cc = (quarter & 1) ? d : c, ss = (quarter & 1) ? c : d;
-  *cosine = ((quarter + 1) & 2) ? -cc : cc;
-  *sine = (quarter & 2) ? -ss : ss;
+  *cosine = NAME(of_bits)(NAME(bits_of)(cc) ^ ((quarter + 1) << (8 * sizeof(BITS) - 2) & sign));
+  *sine = NAME(of_bits)(NAME(bits_of)(ss) ^ (quarter << (8 * sizeof(BITS) - 2) & sign));
 }
 
-// Box–Muller on pairs of integers: r = √(−2 log u), u = (|i| + ¼)/2^(bits), and the angle φ = π j/2^(bits).
-// log by 2 artanh((m − 1)/(m + 1)), its series to TERMS. The words of the stream lie where the normals will: `out` has
-// room for an even number of them, and is aligned as words are.
-INLINE void NAME(normals)(REAL *out, int64_t n, uint64_t s[4]) {
-  const int64_t k = (n + 1) / 2;
-  const REAL unit = (REAL)(sizeof(REAL) == 4 ? 0x1p-31 : 0x1p-63);
-  REAL *restrict first = out, *restrict second = out + k;
-  words((Raw *)out, (int64_t)(2 * k * sizeof(REAL) / 8), s);
-  for (int64_t e = 0; e < k; e++) {
-    SIGNED drawn, other;
-    memcpy(&drawn, first + e, sizeof drawn);
-    memcpy(&other, second + e, sizeof other);
-    REAL i = (REAL)drawn, u = ((i < 0 ? -i : i) + (REAL)0.25) * unit;
-    BITS bits;
-    memcpy(&bits, &u, sizeof bits);
-    SIGNED exponent = (SIGNED)(bits >> MANTISSA) - BIAS;
-    bits = (bits & (((BITS)1 << MANTISSA) - 1)) | (BITS)BIAS << MANTISSA;
-    REAL m;
-    memcpy(&m, &bits, sizeof m);
-    int big = m > (REAL)1.41421356237309504880;
-    m = big ? m / 2 : m;
-    REAL power = (REAL)(exponent + big);
-    REAL t = (m - 1) / (m + 1), t2 = t * t, artanh = 1 / (REAL)(2 * TERMS + 1);
-    for (int q = TERMS - 1; q >= 0; q--) artanh = artanh * t2 + 1 / (REAL)(2 * q + 1);
-    REAL squared = -2 * (power * (REAL)0.69314718055994530942 + 2 * t * artanh);
-    REAL r = ROOT(squared > 0 ? squared : 0), ss, cc;
-    NAME(turn)((REAL)other * unit, &ss, &cc);
-    first[e] = r * cc;
-    second[e] = r * ss;
+// r = √(−2 log u), u = (⌊word/2⌋ + ½)/2³¹ = 2^power m with √½ ≤ m < √2; log m = 2 artanh((m − 1)/(m + 1)) by TERMS of its series.
+INLINE REAL NAME(radius)(uint32_t word) {
+  const REAL u = ((REAL)(int32_t)(word >> 1) + (REAL)0.5) * (REAL)0x1p-31;
+  const BITS low = NAME(bits_of)((REAL)0.70710678118654752440), one = (BITS)BIAS << MANTISSA;
+  const BITS bits = NAME(bits_of)(u) + (one - low), large = (BITS)(BIAS + MANTISSA) << MANTISSA;
+  // behind the digits of 2^MANTISSA an integer is a number
+  const REAL power = NAME(of_bits)(bits >> MANTISSA | large) - (REAL)(((BITS)1 << MANTISSA) + BIAS);
+  const REAL m = NAME(of_bits)((bits & (((BITS)1 << MANTISSA) - 1)) + low), t = (m - 1) / (m + 1), t2 = t * t;
+  REAL series = -4 / (REAL)(2 * TERMS - 1);
+  for (int q = TERMS - 2; q >= 0; q--) series = series * t2 - 4 / (REAL)(2 * q + 1);
+  return ROOT(power * (REAL)-1.38629436111989061883 + t * series);
+}
+
+// Box–Muller for the entries of some tiles: rows 0 and 1 of a tile are r cos φ and r sin φ of its words 0 and 1, rows 2
+// and 3 of its words 2 and 3, φ = πj/2³¹. A few tiles at a time, so that the words stay near.
+INLINE void NAME(normals)(REAL *restrict out, const Tile *tile, int64_t tiles, int64_t level, uint32_t step, uint32_t draw) {
+  enum { AHEAD = 16 };
+  _Alignas(64) uint32_t word[AHEAD * TILE];
+  for (int64_t at = 0; at < tiles; at += AHEAD) {
+    const int64_t some = tiles - at < AHEAD ? tiles - at : AHEAD;
+    philox(level, word, tile + at, some, step, draw);
+    for (int64_t pair = 0; pair < 2 * some; pair++, out += 2 * LANES)
+      for (int e = 0; e < LANES; e++) {
+        const uint32_t *w = word + pair * 2 * LANES + e;
+        REAL r = NAME(radius)(w[0]), ss, cc;
+        NAME(turn)((REAL)(int32_t)w[LANES] * (REAL)0x1p-31, &ss, &cc);
+        out[e] = r * cc;
+        out[LANES + e] = r * ss;
+      }
   }
 }

@@ -10,7 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.engine.commit import commit, write
-from tether.noise import Normals
+from tether.noise import bits
 from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface
 
@@ -63,11 +63,9 @@ class Sleep(Rhythm):
         if key not in self._known:
             masks = []
             for name, param in zip(row.names, row.group["params"], strict=True):
-                size, cpu = param.numel(), torch.device("cpu")
-                lanes = row.lanes.rows, row.lanes.numbers
-                normals = Normals([f"sleep/{name}"], [size], [0], size, torch.float64, cpu, *lanes)
-                sleeps = torch.special.ndtr(normals.draw(row.group["seed"], cycle, 0)) < self.share
-                masks.append(sleeps.view(param.shape).to(param.device))
+                rows, numbers, _ = row.lanes
+                words = bits(param.numel() // rows, row.group["seed"], cycle, f"sleep/{name}", rows, numbers)
+                masks.append((words < self.share * 2**32).view(param.shape).to(param.device))
             self._known = {key: masks}
         return self._known[key]
 
