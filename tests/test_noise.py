@@ -66,8 +66,8 @@ def test_the_definition_by_hand():
     for name in [(3, 0, 0, "w", 0), (-1, 2**32 - 1, 2**32 - 1, "0.weight", 2**24 - 1)]:
         seed, step, draw, label, replica = name
         index, k = torch.tensor(far), key(seed, label)
-        words, want = zip(*(by_hand(e, *name) for e in far), strict=True)
-        assert words(index, k, step, draw, replica).tolist() == list(words)
+        integers, want = zip(*(by_hand(e, *name) for e in far), strict=True)
+        assert words(index, k, step, draw, replica).tolist() == list(integers)
         torch.testing.assert_close(at(index, k, step, draw, torch.float64, replica).tolist(), list(want))
         assert reference(9, seed, step, draw, label, torch.float64, replica)[8] == pytest.approx(want[3], abs=1e-14)
 
@@ -166,8 +166,8 @@ def test_the_kernel_makes_the_same_integers_with_every_set_of_instructions(level
         found = native.words(layout, noise.naming(9, 2**32 - 1, [2**31 + 5], names), level)
     except native.KernelError:
         pytest.skip(f"this machine has no instructions of level {level}")
-    for words, name, start, count in zip(found, names, first, counts, strict=True):
-        for row, lane in zip(words, lanes, strict=True):
+    for made, name, start, count in zip(found, names, first, counts, strict=True):
+        for row, lane in zip(made, lanes, strict=True):
             want = words(torch.arange(start, start + count), key(9, name), 2**32 - 1, 2**31 + 5, lane)
             assert torch.equal(row.long() & 0xFFFFFFFF, want)
 
