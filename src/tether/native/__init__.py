@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import shlex
-import struct
 import subprocess
 import threading
 import warnings
@@ -18,10 +17,22 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from tether.native import build
+from tether.native.packing import (
+    NO_FORMULAS,
+    OP,
+    OPS,
+    THERMOSTAT,
+    Formulas,
+    Op,
+    pack,
+    pack_each,
+    pack_formulas,
+    replicas_in,
+    rows_of,
+)
 
 __all__ = [
     "BLOCK",
@@ -34,6 +45,7 @@ __all__ = [
     "KernelError",
     "Layout",
     "Noise",
+    "Op",
     "Stiefel",
     "addresses",
     "all_plain",
@@ -59,8 +71,6 @@ __all__ = [
     "words",
 ]
 
-OPS = 48  # updates of a program
-THERMOSTAT = 2  # the target of an op that sets ξ
 DRAWS = 8  # normals a program may name
 DEPTH = 64  # the layers of a perceptron are fewer
 BLOCK = 1 << 16  # what threads share out
@@ -69,9 +79,6 @@ REPLICAS, ENTRIES = 1 << 24, 1 << 42  # there is room for in the counters of noi
 SMALL = 1 << 16  # elements below which a second thread costs more than it saves
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may hold their numbers anywhere
-Op = tuple[int, int, float, float, float, float]  # target, draw, and the coefficients own, p, g, R
-OP = struct.Struct("=qqdddd")
-ROW = np.dtype("=i8,=i8,=f8,=f8,=f8,=f8")  # the same, for tables of ops
 LEVELS = {0: "of the machine", 1: "x86-64", 2: "x86-64-v2", 3: "x86-64-v3 (AVX2)", 4: "x86-64-v4 (AVX-512)"}
 
 # The arguments of every kernel: n an integer, u one without a sign, d a double, a an address. A test reads the C
@@ -274,35 +281,6 @@ def integers(values: Iterable[int]) -> array[int]:
     return array("q", values)
 
 
-def pack_each(ops: Sequence[tuple[Any, ...]], rows: int) -> bytes:
-    """Ops with numbers that may be one for each replica, as a row of ops for each."""
-    each = [(i, j) for i, op in enumerate(ops) for j in range(2, 6) if isinstance(op[j], torch.Tensor) and op[j].dim()]
-    plain: list[Any] = [tuple(0.0 if (i, j) in each else op[j] for j in range(6)) for i, op in enumerate(ops)]
-    shared = pack(plain)
-    table = np.frombuffer(shared * rows, dtype=ROW).reshape(rows, len(ops)).copy()
-    for i, j in each:
-        table[f"f{j}"][:, i] = ops[i][j]
-    return table.tobytes()
-
-
-def replicas_in(ops: Iterable[tuple[Any, ...]]) -> int:
-    """How many numbers an op holds where it holds one for each replica; 0 where none does."""
-    # plain numbers first: to ask torch about each of them would take longer than all the rest
-    others = [c for op in ops for c in op if type(c) is not float and type(c) is not int]
-    return max([len(c) for c in others if isinstance(c, torch.Tensor) and c.dim()], default=0) if others else 0
-
-
-def rows_of(table: bytes, rows: int) -> list[bytes]:
-    """The rows of such a table."""
-    length = len(table) // rows
-    return [table[i * length : (i + 1) * length] for i in range(rows)]
-
-
-def pack(ops: Iterable[Op]) -> bytes:
-    """Ops in the form of the kernel's struct."""
-    return b"".join([OP.pack(*op) for op in ops])
-
-
 class Layout:
     """How tensors lie: each as one, or as `rows` replicas that share a name, with a row of ops and noise each.
 
@@ -335,36 +313,6 @@ class Layout:
         self.at = tuple(None if x is None else x.buffer_info()[0] for x in (self.sizes, self.first, self.lane))
         self.blocks = sum(-(-size // BLOCK) for size in counts)
         self.large = sum(counts) * rows >= SMALL
-
-
-class Formulas(NamedTuple):
-    """Coefficients that the kernel works out as it goes: which they are, and their steps."""
-
-    number: int
-    table: bytes
-    steps: int
-    stride: int
-    tape: bytes
-
-
-NO_FORMULAS = Formulas(0, b"", 0, 0, b"")
-STEP = np.dtype("=i8,=f8")
-CODES = {code: i for i, code in enumerate(("number", "ξ", "p2", "+", "*", "/", "-", "exp", "expm1", "sqrt", "shrink"))}
-
-
-def pack_formulas(found: Sequence[tuple[int, int, Sequence[Any]]]) -> Formulas:
-    """Formulas in the kernel's form, from the op and the coefficient that each is, and its steps."""
-    everything = [step for _, _, steps in found for step in steps]
-    rows = max([len(x) for x in everything if isinstance(x, torch.Tensor) and x.dim()], default=1)
-    tape = np.zeros((rows, len(everything)), dtype=STEP)
-    for i, step in enumerate(everything):
-        tape["f0"][:, i] = CODES[step if isinstance(step, str) else "number"]
-        tape["f1"][:, i] = 0.0 if isinstance(step, str) else step
-    table, at = array("q"), 0
-    for op, field, steps in found:
-        table.extend((op, field, at, at + len(steps)))
-        at += len(steps)
-    return Formulas(len(found), table.tobytes(), at, at if rows > 1 else 0, tape.tobytes())
 
 
 class Noise(NamedTuple):
