@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -106,24 +106,35 @@ FIELDS = tuple(field.name for field in fields(Part))
 
 def check(row: Mapping[str, Any]) -> None:
     """Raise unless every value of a row is valid and its choices can be combined."""
-    if not isinstance(row["where"], str):
-        raise TypeError(f"where={row['where']!r} must be a glob on parameter names, e.g. where='0.*'")
+    check_kinds(row)
     where = f"part {row['where']!r}"
     parse(row["word"])
     for name in NUMERIC:
         number(where, name, row[name], allow_infinite=name == "friction", replicas=None)
     number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
-    if not isinstance(row["normalised"], bool):
-        raise TypeError(f"{where}: normalised={row['normalised']!r} must be True or False")
     if not isinstance(row["on"], Surface | Free):
         raise TypeError(f"{where}: on={row['on']!r} must be a surface, e.g. on=tether.Orthogonal()")
     if not isinstance(row["metric"], Metric | None):
         raise TypeError(f"{where}: metric={row['metric']!r} must be a metric, e.g. metric=tether.Path(), or None")
-    if not isinstance(row["rhythm"], Rhythm | None):
+    if isinstance(row["rhythm"], str):
         raise TypeError(f"{where}: rhythm={row['rhythm']!r} must be a rhythm, e.g. rhythm=tether.Every(5), or None")
     if row["metric"] is not None:
         row["metric"].check(where, row)
     rhythm_of(where, row).check(where, row)
+
+
+def check_kinds(row: Mapping[str, Any]) -> None:
+    """Raise for fields that are no numbers and not of their kind; those of a group that runs may be names."""
+    if not isinstance(row["where"], str):
+        raise TypeError(f"where={row['where']!r} must be a glob on parameter names, e.g. where='0.*'")
+    where = f"part {row['where']!r}"
+    if not isinstance(row["normalised"], bool):
+        raise TypeError(f"{where}: normalised={row['normalised']!r} must be True or False")
+    if not isinstance(row["rhythm"], Rhythm | str | None):
+        raise TypeError(f"{where}: rhythm={row['rhythm']!r} must be a rhythm, e.g. rhythm=tether.Every(5), or None")
+    seed = row.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"{where}: seed={seed!r} must be an int, e.g. seed=0")
 
 
 def for_checkpoints(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -70,8 +70,6 @@ REFUSED = [
     *[("asleep", value, "asleep=.* must be a share") for value in (1.5, -0.1, nan, "half", None)],
     *[("nap", value, "nap=.* must be a whole number") for value in (0, 2.5, None)],
     *[("merge", value, "merge=.* must be a whole number") for value in (0, 2.5, None)],
-]
-UNCHECKED = [
     *[("normalised", value, "normalised=.* must be True or False") for value in ("yes", 2, None)],
     *[("rhythm", value, "rhythm=.* must be a rhythm") for value in ("Merge(3)", "often", 5)],
     ("thermostat", torch.ones(3), "thermostat="),
@@ -99,7 +97,7 @@ def put(opt, field, value):
 def test_no_field_is_left_out():
     tried = {field for field, *_ in OBEYED} | {"on", "metric"}  # these two are refused
     assert tried == {*tether.part.FIELDS, "seed"}
-    assert {field for field, *_ in [*REFUSED, *UNCHECKED]} == tried
+    assert {field for field, *_ in REFUSED} == tried
 
 
 @pytest.mark.parametrize(("field", "value", "fields"), OBEYED, ids=shown)
@@ -133,13 +131,7 @@ def test_a_field_changed_between_steps_changes_the_run(field, value, fields):
 
 @pytest.mark.parametrize(
     ("field", "value", "match"),
-    [
-        *REFUSED,
-        *[
-            pytest.param(*row, marks=pytest.mark.xfail(strict=True, reason="engine: not checked again at a step"))
-            for row in UNCHECKED
-        ],
-    ],
+    REFUSED,
     ids=shown,
 )
 def test_what_cannot_be_obeyed_is_refused_and_nothing_moves(field, value, match):

@@ -18,7 +18,7 @@ from tether.engine.placed import replaced, stacks
 from tether.engine.thermostat import check_thermostat
 from tether.engine.values import noisy, symbols, zero
 from tether.metrics.metric import Metric
-from tether.part import NUMERIC, number
+from tether.part import NUMERIC, check_kinds, number
 from tether.rhythms import SHORT, Rhythm, rhythm_of
 from tether.rhythms.waiting import give_back
 from tether.surfaces import Free, Surface
@@ -27,7 +27,7 @@ from tether.words import Beat, parse
 __all__ = ["Row"]
 
 CHOICES = ("word", "on", "metric", "rhythm", *SHORT)  # fields that say how, not how much
-READ = (*CHOICES, *NUMERIC)
+READ = (*CHOICES, *NUMERIC, "normalised", "seed", "where")
 
 
 class Row:
@@ -73,12 +73,14 @@ class Row:
         if not self.fields or self.varies or any(map(is_not, fields, self.fields)):
             self.look(fields)
         ξ = group["thermostat"]
-        if ξ is not self.values["ξ"] and not isinstance(ξ, torch.Tensor):
-            number(f"part {group['where']!r}", "thermostat", ξ, allow_negative=True)
+        if ξ is not self.values["ξ"] and not (isinstance(ξ, torch.Tensor) and ξ.dim() == self.lanes.batched):
+            replicas = self.lanes.rows if self.lanes.batched else 0
+            number(f"part {group['where']!r}", "thermostat", ξ, allow_negative=True, replicas=replicas)
         self.values["ξ"] = ξ
 
     def look(self, fields: list[Any]) -> None:
         """Check fields that are not what they were, and obey them; tensors may be others at every step."""
+        check_kinds(self.group)
         if self.choices() != self.chosen:
             self.change()
             fields = [self.group[name] for name in READ]
@@ -97,6 +99,11 @@ class Row:
                     f"built: build a new one with {name}=..."
                 )
         row = {**group, "on": self.surface, "metric": self.metric}
+        if isinstance(group["rhythm"], str) and group["rhythm"] != repr(self.rhythm):
+            raise TypeError(
+                f"{where}: rhythm={group['rhythm']!r} must be a rhythm, not its name, e.g. "
+                f"group['rhythm'] = tether.Every(5); it was {self.rhythm!r}"
+            )
         if group["rhythm"] == repr(self.rhythm):  # then the short forms speak
             fields = {**SHORT, **self.rhythm.fields()}
             changed = any(group[name] != value for name, value in fields.items())
