@@ -5,7 +5,7 @@
 
 Points of two classes lie on two spirals of four turns. Gradient descent finds them with three hidden layers of 100
 nodes and not with five. It finds them again if the weights between hidden layers stay orthogonal: an orthogonal
-matrix keeps the length of a signal, and of a gradient on its way back, through any number of layers.
+matrix changes neither the length of a signal nor that of a gradient on its way back.
 """
 
 import argparse
