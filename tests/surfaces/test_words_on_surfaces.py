@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tether import Circle, Level, Optimizer, Orthogonal, Sphere
+from tether import Circle, Level, Optimizer, Orthogonal, Sphere, letters
 
 SURFACES = {
     "circle": lambda: Circle(1.0),
@@ -58,3 +58,28 @@ def test_momenta_are_turned_after_a_step_of_the_surrounding_space():
     q = body.surface.lift(layer.weight.detach().unsqueeze(0))
     assert body.p.abs().max() > 1e-3
     assert (q * body.p).sum(-1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("on", [Circle(0.8), Sphere(0.8), Orthogonal()], ids=repr)
+def test_a_step_of_ones_own_along_momenta_is_taken_in_the_surrounding_space(on):
+    """A letter that is not linear: for small steps it is the drift, and it never leaves the surface."""
+
+    @letters.letter("θ")
+    def G(θ, p, h):
+        """Relativistic drift: θ ← θ + h p/√(1 + p²)."""
+        return θ + h * p / torch.sqrt(1 + p * p)
+
+    try:
+        ends = []
+        for word in ("BG", "BA"):
+            weight = torch.nn.Parameter(torch.linspace(-0.5, 0.6, 12, dtype=torch.float64).view(4, 3))
+            opt = Optimizer([("w", weight)], lr=1e-3, word=word, on=on)
+            for _ in range(20):
+                weight.grad = torch.linspace(1, -1, 12, dtype=torch.float64).view(4, 3)
+                opt.step()
+            assert opt.violation() < 1e-9
+            ends.append(weight.detach().clone())
+        moved = (ends[1] - ends[0]).abs().max()
+        assert moved < 1e-7  # of third order in p, which is about 0.02
+    finally:
+        del letters.LETTERS["G"]

@@ -48,8 +48,12 @@ class Carried:
             self.drift(terms["p"])
         else:
             R = self.noise("θ", draw) if "R" in terms else 0.0
-            vectors = {"θ": self.surface.embed(self.x), "p": self.m, "g": self.g, "g0": self.g0, "R": R}
+            vectors = {"θ": self.surface.embed(self.x), "p": self.vector(), "g": self.g, "g0": self.g0, "R": R}
             self.arrive(self.total(terms, vectors, "θ"))
+
+    def vector(self) -> torch.Tensor | None:
+        """Momenta as vectors of the surrounding space, if there are any."""
+        return None if self.m is None else self.surface.vector(self.x, self.m)
 
     def drift(self, h: Any) -> None:
         """Along momenta, by the surface's own drift."""
@@ -93,11 +97,12 @@ class Carried:
         like = θ if letter.moves else self.m
         assert like is not None
         each = {s: spread(c, like, self.rows) if per_replica(c) else c for s, c in scalars.items()}
-        values = {**each, "θ": θ, "p": self.m, "g": g, "g0": self.g0, "R": R}
+        p = self.vector() if letter.moves else self.m  # on a curve momenta are numbers along it
+        values = {**each, "θ": θ, "p": p, "g": g, "g0": self.g0, "R": R}
         result = letter.map(*(values[s] for s in letter.needs))
         results = dict(zip(letter.changes, result if len(letter.changes) > 1 else (result,), strict=True))
         if "p" in results:
-            self.m = results["p"]
+            self.m = self.surface.tangent(self.x, results["p"]) if letter.moves else results["p"]
         if "θ" in results:
             self.arrive(results["θ"])
 

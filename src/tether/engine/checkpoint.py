@@ -47,6 +47,11 @@ def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lan
                 f"part {group['where']!r} (group {i}) is on {group['on']}, but the checkpoint was saved on "
                 f"{saved.get('on')}: build the optimizer with the checkpoint's parts"
             )
+        if saved.get("rhythm", group["rhythm"]) != group["rhythm"]:
+            raise ValueError(
+                f"part {group['where']!r} (group {i}) has the rhythm {group['rhythm']}, but the checkpoint was saved "
+                f"with {saved['rhythm']}: build the optimizer with the checkpoint's parts"
+            )
         for j, (name, param) in zip(saved["params"], named(group, 0), strict=False):
             momentum = state_dict["state"].get(j, {}).get("momentum")
             surface, dims = rows[i].surface, int(lanes.batched)

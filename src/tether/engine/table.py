@@ -9,8 +9,8 @@ from tether.words import parse
 
 __all__ = ["CITATIONS", "COLUMNS", "table"]
 
-# column, field, the symbol that a word must use for the field to matter
 CITATIONS: dict[str, str] = {}  # the sources of published methods; `tether.methods` fills it
+# column, field, the symbol that a word must use for the field to matter
 COLUMNS = (
     ("lr", "lr", "h"),
     ("friction", "friction", "γ"),
@@ -20,7 +20,7 @@ COLUMNS = (
     ("thermostat", "thermostat", "ξ"),
     ("weight decay", "weight_decay", "g"),
 )
-CLOCKS = ("metric", "every", "asleep", "merge")
+CLOCKS = ("metric", "every", "asleep", "merge", "rhythm")
 
 
 def table(
@@ -49,6 +49,7 @@ def table(
                 _every(group, needs),
                 f"{group['asleep']:g} for {group['nap']}" if group["asleep"] else "·",
                 str(group["merge"]) if group["merge"] > 1 else "·",
+                _own_rhythm(group),
             ]
         )
     used = [i for i in range(len(rows[0])) if i < 3 or any(row[i] not in ("·", "0") for row in rows[1:])]
@@ -74,6 +75,13 @@ def _every(group: Mapping[str, Any], needs: frozenset[str]) -> str:
     if group["every"] == 1:
         return "·"
     return f"{group['every']}, drifting" if group["drift"] and "p" in needs else str(group["every"])
+
+
+def _own_rhythm(group: Mapping[str, Any]) -> str:
+    """A rhythm that has no short form, and so no column of its own."""
+    shown = any((group["every"] > 1, group["asleep"], group["merge"] > 1))
+    name = str(group["rhythm"])
+    return "·" if shown or name.startswith(("Always(", "None")) else name
 
 
 def _number(value: Any) -> str:

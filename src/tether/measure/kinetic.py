@@ -12,11 +12,10 @@ from torch.optim import SGD
 
 from tether.constrain import is_constrained
 from tether.engine.given import named as named_in
-from tether.engine.placed import degrees as freedom
+from tether.engine.readings import squares
 from tether.loop.train import Record
 from tether.measure.series import mean_and_error
 from tether.optimizer import Optimizer
-from tether.surfaces import Surface
 
 __all__ = ["Equipartition", "Reading", "equipartition", "kinetic_temperature", "thermometer"]
 
@@ -181,26 +180,11 @@ def _readings(opt: torch.optim.Optimizer) -> Iterator[_Squares]:
 
 
 def _own(opt: Optimizer) -> Iterator[_Squares]:
-    rows = opt.lanes.rows
     for part, row in zip(opt.labels(), opt.rows, strict=True):
-        group, surface = row.group, row.surface
-        named = zip(row.names, group["params"], strict=True)
-        if not (row.word.kinetic or isinstance(surface, Surface)):
-            continue
-        targets = torch.as_tensor(group["temperature"], dtype=torch.float64).cpu().expand(rows)
-        moving = [(name, x) for name, x in named if "momentum" in opt.state.get(x, {})]
-        squares = {
-            name: opt.state[x]["momentum"].detach().double().reshape(rows, -1).square().sum(1).cpu()
-            for name, x in moving
-        }
-        if moving and getattr(surface, "together", False):
-            total = torch.stack([*squares.values()]).sum(0)
-            yield _Squares(part, part, total, targets, freedom(surface, group["params"], opt.lanes))
-            continue
-        for name, x in moving:
-            degrees = freedom(surface, [x], opt.lanes)
+        targets = torch.as_tensor(row.group["temperature"], dtype=torch.float64).cpu().expand(opt.lanes.rows)
+        for name, sums, degrees in squares(opt, row):
             if degrees:
-                yield _Squares(name, part, squares[name], targets, degrees)
+                yield _Squares(name or part, part, sums, targets, degrees)
 
 
 def _torch(opt: torch.optim.Optimizer) -> Iterator[_Squares]:

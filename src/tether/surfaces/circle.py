@@ -94,6 +94,10 @@ class Circle(Surface):
         """The component along the circle, cos q v_θ − sin q v_ξ."""
         return torch.cos(q) * v[..., 0] - torch.sin(q) * v[..., 1]
 
+    def vector(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """p times the unit vector along the circle."""
+        return torch.stack((p * torch.cos(q), -p * torch.sin(q)), dim=-1)
+
     def turn(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """The speed along the circle is the same number at every point."""
         return p

@@ -157,6 +157,10 @@ class Surface(ABC):
         """The letter S: dq = −p dt along Σ for a time h, which carries momenta along."""
         return self.drift(q, p, -h)
 
+    def vector(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """Momenta as vectors of the surrounding space."""
+        return p
+
     def turn(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """Momenta of another point moved to q: their part along Σ there."""
         return self.tangent(q, p)
