@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from tether_studies.fields import fitted, mistake
@@ -12,7 +11,7 @@ from tether_studies.fields import fitted, mistake
 if TYPE_CHECKING:
     from tether_studies.lab import Lab
 
-__all__ = ["Claim", "Claims", "Figures", "Results", "Study", "Table", "at"]
+__all__ = ["Claim", "Figures", "Results", "Study", "Table", "at"]
 
 Results = dict[str, Any]
 Figures = dict[str, Any]
@@ -39,9 +38,6 @@ class Claim:
     source: str = ""
 
 
-Claims = Iterator[Claim]
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows of text or numbers under a head."""
@@ -49,11 +45,6 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
     caption: str = ""
-
-
-def no_run(config: Any, lab: Lab) -> Results:
-    """The experiment of a study that is not bound to its module yet."""
-    raise NotImplementedError("take the study from `tether_studies.find(NAME)`, which binds it to its module")
 
 
 def no_figures(results: Results, config: Any) -> Mapping[str, Any]:
@@ -64,9 +55,6 @@ def no_figures(results: Results, config: Any) -> Mapping[str, Any]:
 @dataclass(frozen=True)
 class Study:
     """An experiment by its name, at three scales.
-
-    A module declares its study as ``STUDY = Study(name, title, source, ...)``. Its class ``Config`` and its functions
-    ``run``, ``claims``, ``draw`` and ``tables`` are the rest of it (`of`).
 
     Args:
         name: as `tether run` takes it, e.g. ``fig-3.8``.
@@ -86,30 +74,25 @@ class Study:
     name: str
     title: str
     source: str
-    config: type = object
-    run: Callable[[Any, Lab], Results] = no_run
+    config: type
+    run: Callable[[Any, Lab], Results]
     claims: Callable[[Results, Any], Iterable[Claim]] = lambda results, config: ()
     draw: Callable[[Results, Any], Mapping[str, Any]] = no_figures
     tables: Callable[[Results, Any], Iterable[Table]] = lambda results, config: ()
     data: Sequence[str] = ()
     notes: str = ""
 
-    def of(self, module: ModuleType) -> Study:
-        """This study with the config and the functions of a module."""
-        parts = {name: vars(module)[name] for name in ("run", "claims", "draw", "tables") if name in vars(module)}
-        return replace(self, config=module.Config, **parts)
-
     def at(self, scale: str, **changes: Any) -> Any:
         """The config at a scale, ``default``, ``quick`` or ``full``, with some fields changed."""
         config = self.config()
         scaled = {one.name: one.metadata[scale] for one in fields(config) if scale in one.metadata}
         values = asdict(replace(config, **{**scaled, **changes}))
-        for name, kind in get_type_hints(self.config).items():
+        kinds = get_type_hints(self.config)
+        for name, value in values.items():
             try:
-                values[name] = fitted(values[name], kind)
+                values[name] = fitted(value, kinds[name])
             except ValueError:
-                example = getattr(config, name)
-                raise TypeError(f"{self.name}: {mistake(name, values[name], kind, example)}") from None
+                raise TypeError(f"{self.name}: {mistake(name, value, kinds[name], getattr(config, name))}") from None
         return replace(config, **values)
 
     def changed(self, scale: str, config: Any) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""Experiment: how a study is written down, in a class that reads like the description of the experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import cleandoc
+from typing import Any, ClassVar, TypeVar
+
+from tether_studies.judges import Judgement
+from tether_studies.lab import Lab
+from tether_studies.quantities import Quantity, tabulated
+from tether_studies.study import Claim, Figures, Results, Study, Table, at, no_figures
+
+__all__ = ["KNOWN", "Experiment", "Figures", "Found", "Lab", "Results", "Table", "at", "study"]
+
+Found = Iterator[tuple[str, Judgement] | None]  # what was measured and its judgement, claim by claim
+E = TypeVar("E", bound="Experiment")
+KNOWN: dict[str, Study] = {}
+
+
+class Experiment:
+    """What a study declares: the fields of its config, what the paper says, how it is run, judged and shown.
+
+    ``says`` has the paper's claims, each with what is published on indented lines below it; ``{runs}`` stands for that
+    field. ``claims(results)`` yields, claim by claim, what was measured and its judgement, or None for a claim that
+    this config does not test. ``columns`` are the quantities of the table, which has a row for each of ``tabled``.
+    """
+
+    says: ClassVar[str] = ""
+    label: ClassVar[str | Sequence[str]] = "method"
+    columns: ClassVar[Sequence[Quantity]] = ()
+    caption: ClassVar[str] = ""
+
+    def run(self, lab: Lab) -> Results:
+        raise NotImplementedError
+
+    def claims(self, results: Results) -> Found:
+        return iter(())
+
+    def tabled(self, results: Results) -> Mapping[Any, Results]:
+        return results
+
+    def tables(self, results: Results) -> Iterable[Table]:
+        if self.columns:
+            yield tabulated(self.label, self.tabled(results), self.columns, self.caption.format(**vars(self)))
+
+    def draw(self, results: Results) -> Figures:
+        return {}
+
+
+def study(name: str, title: str, source: str, data: Sequence[str] = ()) -> Callable[[type[E]], type[E]]:
+    """Put an experiment on the list. Its docstring has the setting, then a paragraph of what differs from the paper."""
+
+    def declared(kind: type[E]) -> type[E]:
+        notes = " ".join(cleandoc(kind.__doc__ or "").partition("\n\n")[2].split())
+        parts: dict[str, Any] = {"claims": judged, "tables": lambda results, config: config.tables(results)}
+        parts["draw"] = no_figures if kind.draw is Experiment.draw else lambda results, config: config.draw(results)
+        config: Any = dataclass(frozen=True)(kind)
+        KNOWN[name] = Study(name, title, source, config, kind.run, data=data, notes=notes, **parts)
+        return config
+
+    return declared
+
+
+def judged(results: Results, config: Experiment) -> Iterator[Claim]:
+    """What the paper says beside what was found."""
+    for (text, published), found in zip(said(config), config.claims(results), strict=True):
+        if found is not None:
+            yield Claim(text, published, found[0], *found[1])
+
+
+def said(config: Experiment) -> list[tuple[str, str]]:
+    """The claims and what is published of each: neighbouring lines of one indentation belong together."""
+    found: list[list[str]] = []
+    for line in cleandoc(config.says).format(**vars(config)).splitlines():
+        below = line.startswith(" ")
+        if not below and (not found or found[-1][1]):
+            found.append(["", ""])
+        found[-1][below] = f"{found[-1][below]} {line.strip()}".strip()
+    return [(text, published) for text, published in found]
