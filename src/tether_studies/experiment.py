@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
@@ -22,9 +23,9 @@ KNOWN: dict[str, Study] = {}
 class Experiment:
     """What a study declares: the fields of its config, what the paper says, how it is run, judged and shown.
 
-    ``says`` has the paper's claims, each with what is published on indented lines below it; ``{runs}`` stands for that
-    field. ``claims(results)`` yields, claim by claim, what was measured and its judgement, or None for a claim that
-    this config does not test. ``columns`` are the quantities of the table, which has a row for each of ``tabled``.
+    ``says`` has the paper's claims, each with what is published behind ``|``; indented lines go on, and ``{runs}``
+    stands for that field. ``claims(results)`` yields, claim by claim, what was measured and its judgement, or None for
+    a claim that this config does not test. ``columns`` are the quantities of the table, with a row for each of `tabled`.
     """
 
     says: ClassVar[str] = ""
@@ -71,11 +72,6 @@ def judged(results: Results, config: Experiment) -> Iterator[Claim]:
 
 
 def said(config: Experiment) -> list[tuple[str, str]]:
-    """The claims and what is published of each: neighbouring lines of one indentation belong together."""
-    found: list[list[str]] = []
-    for line in cleandoc(config.says).format(**vars(config)).splitlines():
-        below = line.startswith(" ")
-        if not below and (not found or found[-1][1]):
-            found.append(["", ""])
-        found[-1][below] = f"{found[-1][below]} {line.strip()}".strip()
-    return [(text, published) for text, published in found]
+    """The claims, and what is published of each."""
+    lines = re.sub(r"\n\s+", " ", cleandoc(config.says)).format(**vars(config)).splitlines()
+    return [(text, published) for text, _, published in (line.partition(" | ") for line in lines)]

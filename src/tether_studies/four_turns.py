@@ -40,18 +40,15 @@ class Classifiers(Experiment):
     """
 
     says = """
-        higher test accuracy than Adam, 500 nodes
-            Figure 3.9, at 20,000, 40,000 and 60,000 steps: far better resolved
-        lower test loss than Adam, 500 nodes
-            Figure 3.9, at 20,000, 40,000 and 60,000 steps: far better resolved
-        AdLaLa's classifiers are smoother
-            Figure 3.9, in words
+        higher test accuracy than Adam, 500 nodes | Figure 3.9, at 20,000, 40,000 and 60,000 steps: far better resolved
+        lower test loss than Adam, 500 nodes | Figure 3.9, at 20,000, 40,000 and 60,000 steps: far better resolved
+        AdLaLa's classifiers are smoother | Figure 3.9, in words
         with one set of parameters AdLaLa is ahead of SGD with any in the range, 100 nodes
-            Figure 3.10: consistently outperforms
+            | Figure 3.10: consistently outperforms
         with one set of parameters AdLaLa is ahead of SGLD with any in the range, 100 nodes
-            Figure 3.10: consistently outperforms
+            | Figure 3.10: consistently outperforms
         with one set of parameters AdLaLa is ahead of Adam with any in the range, 100 nodes
-            Figure 3.10: consistently outperforms
+            | Figure 3.10: consistently outperforms
     """
     runs: int = at(4, quick=2, full=20)  # of Figure 3.9
     nodes: int = at(500, quick=40)
@@ -156,12 +153,9 @@ class Hybrid(Experiment):
     """
 
     says = """
-        SGD alone, with a tuned step size, stays at 70 % after 50,000 steps
-            70 %
-        2,500 steps of DHSGD first improve it significantly
-            significantly (Figure 3.15; no number in the text)
-        and not for one pair of step sizes alone
-            Figure 3.15 shows a range of both step sizes
+        SGD alone, with a tuned step size, stays at 70 % after 50,000 steps | 70 %
+        2,500 steps of DHSGD first improve it significantly | significantly (Figure 3.15; no number in the text)
+        and not for one pair of step sizes alone | Figure 3.15 shows a range of both step sizes
     """
     nodes: int = at(100, quick=20)
     first: int = at(2_500, quick=50)
@@ -232,16 +226,11 @@ class AppliedNoise(Experiment):
     """
 
     says = """
-        without applied noise the result is no better than chance
-            σ_A = 0 or below 1e-3: no better than random
-        with σ_A = 0.04 the accuracy is near 100 %
-            near 100 %
-        noise improves the classifier over at least an order of magnitude of σ_A
-            at least an order of magnitude
-        provided it is small, the temperature τ₁ hardly matters
-            relatively agnostic
-        too large a temperature gives poor accuracy
-            poor, in words
+        without applied noise the result is no better than chance | σ_A = 0 or below 1e-3: no better than random
+        with σ_A = 0.04 the accuracy is near 100 % | near 100 %
+        noise improves the classifier over at least an order of magnitude of σ_A | at least an order of magnitude
+        provided it is small, the temperature τ₁ hardly matters | relatively agnostic
+        too large a temperature gives poor accuracy | poor, in words
     """
     temperatures: tuple[float, ...] = at((1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2), quick=FEW, full=MANY)
     nodes: int = at(100, quick=20)

@@ -11,7 +11,7 @@ import numpy as np
 from tether_studies.judges import Judgement, every, less, more, plus_minus
 from tether_studies.study import Results, Table
 
-__all__ = ["Quantity", "at_end", "crossed", "given", "listed", "of_key", "tabulated"]
+__all__ = ["Quantity", "against", "at_end", "crossed", "given", "listed", "of_key", "tabulated"]
 
 Names = str | Sequence[str]
 
@@ -52,18 +52,24 @@ class Quantity:
         return self.text(values) if self.show is None else self.show(values)
 
     def more(self, results: Mapping[str, Results], a: Names, b: Names, **options: Any) -> tuple[str, Judgement]:
-        """Is it more in a than in b, or in all of a than in all of b? What was measured, and the judgement."""
-        return self._pairs(more, ">", results, a, b, options)
+        """Is it more in a than in b, in every one of a than in every one of b? What was measured, and the judgement.
+
+        Options are those of the judge, `told`, what stands before the numbers, and `names`, those of the numbers.
+        """
+        return self._pairs(more, ">", results, a, b, **options)
 
     def less(self, results: Mapping[str, Results], a: Names, b: Names, **options: Any) -> tuple[str, Judgement]:
-        """Is it less in a than in b, or in all of a than in all of b?"""
-        return self._pairs(less, "<", results, a, b, options)
+        """Is it less in a than in b, in every one of a than in every one of b?"""
+        return self._pairs(less, "<", results, a, b, **options)
 
-    def _pairs(self, judge: Any, sign: str, results: Any, a: Names, b: Names, options: Any) -> tuple[str, Judgement]:
-        ours, others = ([names] if isinstance(names, str) else names for names in (a, b))
+    def _pairs(
+        self, judge: Any, sign: str, results: Any, a: Names, b: Names, told: str = "", names: Any = (), **options: Any
+    ) -> tuple[str, Judgement]:
+        ours, others = ([one] if isinstance(one, str) else one for one in (a, b))
         of = self.of(results, dict.fromkeys([*ours, *others]))
         judged = {f"{x} {sign} {y}": judge(of[x], of[y], **options) for x in ours for y in others if x != y}
-        return listed(of, self.digits, self.unit), every(judged) if len(judged) > 1 else next(iter(judged.values()))
+        text = told + self.listed(results, *(names or of))
+        return text, every(judged) if len(judged) > 1 else next(iter(judged.values()))
 
 
 def of_key(key: str, name: str, digits: int = 1, unit: str = "") -> Quantity:
@@ -88,6 +94,13 @@ def listed(values: Mapping[str, Any], digits: int = 1, unit: str = "") -> str:
     'SGD 2.0 ± 0.6 %, Adam 4.0 ± 0.0 %'
     """
     return ", ".join(f"{name} {plus_minus(x, digits)}{unit}" for name, x in values.items())
+
+
+def against(judge: Any, pairs: Mapping[str, Any], digits: int = 1, unit: str = "", **options: Any) -> tuple[str, Judgement]:
+    """A pair of runs under each name, set side by side and judged: what was measured, and the judgement."""
+    texts = (f"{name} {plus_minus(a, digits)} against {plus_minus(b, digits)}" for name, (a, b) in pairs.items())
+    judged = {name: judge(a, b, **options) for name, (a, b) in pairs.items()}
+    return "; ".join(texts).strip() + unit, every(judged) if "" not in judged else judged[""]
 
 
 def tabulated(labels: Names, rows: Mapping[Any, Results], columns: Sequence[Quantity], caption: str = "") -> Table:

@@ -36,12 +36,9 @@ class Overfitting(Experiment):
     """
 
     says = """
-        SGD overfits: after a certain time its test loss increases
-            Figure 3.13: monotonically
-        LOL does not: its test loss rises less than SGD's, if at all
-            Figure 3.13: no such behaviour with γ₁ = 1
-        nor does AdLaLa, with careful parameters
-            Figure 3.13: no such behaviour with γ = 1000
+        SGD overfits: after a certain time its test loss increases | Figure 3.13: monotonically
+        LOL does not: its test loss rises less than SGD's, if at all | Figure 3.13: no such behaviour with γ₁ = 1
+        nor does AdLaLa, with careful parameters | Figure 3.13: no such behaviour with γ = 1000
     """
     runs: int = at(4, quick=2, full=20)
     nodes: int = at(500, quick=40)
@@ -60,8 +57,7 @@ class Overfitting(Experiment):
         said = f"by {RISE.text(rises['SGD'])} since its lowest, {plus_minus(loss.min(0), 3)}"
         yield said, more(loss[-1], loss[len(loss) // 2])
         for name in ("LOL", "AdLaLa"):
-            said, judgement = RISE.less(results, name, "SGD")
-            yield f"{RISE.name}: {said}", judgement
+            yield RISE.less(results, name, "SGD", told=f"{RISE.name}: ")
 
     def tables(self, results: Results) -> list[Table]:
         rows = []
@@ -108,14 +104,10 @@ class Robustness(Experiment):
     """
 
     says = """
-        LOL has a much lower variance of its test accuracy than Adam and SGD
-            Figure 3.14: much lower
-        AdLaLa has a much lower variance of its test accuracy than Adam and SGD
-            Figure 3.14: much lower
-        Adam depends on the start, AdLaLa less so
-            Figure 3.14: highly dependent, and less sensitive
-        LOL and AdLaLa are more accurate on average
-            Figure 3.14, bottom (a picture, no numbers in the text)
+        LOL has a much lower variance of its test accuracy than Adam and SGD | Figure 3.14: much lower
+        AdLaLa has a much lower variance of its test accuracy than Adam and SGD | Figure 3.14: much lower
+        Adam depends on the start, AdLaLa less so | Figure 3.14: highly dependent, and less sensitive
+        LOL and AdLaLa are more accurate on average | Figure 3.14, bottom (a picture, no numbers in the text)
     """
     columns = (ACCURACY, VARIANCE, WORST, BEST)
     caption = "{runs} runs of {steps:,} steps"
@@ -138,7 +130,7 @@ class Robustness(Experiment):
         adam, adlala = (of[f"{name}, torch's start"] - of[name] for name in ("Adam", "AdLaLa"))
         said = f"torch's start minus 0.01 N(0, 1): Adam {plus_minus(adam)}, AdLaLa {plus_minus(adlala)} points"
         yield said, more(np.sign(adam.mean()) * adam, np.sign(adlala.mean()) * adlala)
-        yield ACCURACY.listed(results), ACCURACY.more(results, OURS, OTHERS)[1]
+        yield ACCURACY.more(results, OURS, OTHERS, names=VARIED)
 
     def draw(self, results: Results) -> Figures:
         figure, (top, bottom) = subplots(2, 1, figsize=(6.4, 7), sharex=True)

@@ -76,9 +76,9 @@ class Langevin(Temperatures):
 
     says = """
         the test accuracy improves as the temperature is raised from 1e-8 to 1e-5
-            Figure 3.1: substantially, from panel to panel
+            | Figure 3.1: substantially, from panel to panel
         further increases can negatively affect the results: there is a best temperature
-            in words: a 'Goldilocks' region
+            | in words: a 'Goldilocks' region
     """
     settings: ClassVar = {"method": "langevin", "lr": 0.4, "friction": 10.0}
     shown = ALL[:4]
@@ -106,14 +106,11 @@ class LOL(Temperatures):
     """
 
     says = """
-        performance increases with the temperature up to τ = 1e-5
-            Figure 3.17: increases until 0.00001
-        after which it begins to decrease
-            Figure 3.17, in words
-        at τ = 0.001 the method is unusable
-            Figure 3.17, in words; taken here as at least 20 points below the best
+        performance increases with the temperature up to τ = 1e-5 | Figure 3.17: increases until 0.00001
+        after which it begins to decrease | Figure 3.17, in words
+        at τ = 0.001 the method is unusable | Figure 3.17, in words; taken here as at least 20 points below the best
         there is a band of temperatures in which LOL performs better, wherever it lies
-            section 3.6: more accurate at modest temperatures
+            | section 3.6: more accurate at modest temperatures
     """
     settings: ClassVar = {"method": "lol", "lr": 0.8, "friction": 1.0}
     shown = (COLD, MILD, WARMER, HOT)

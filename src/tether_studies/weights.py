@@ -70,25 +70,21 @@ class Weights(Experiment):
 
     says = """
         AdLaLa with γ = 0.5 has the highest test accuracy of the five
-            SGD 79.0 %, SGLD 78.0 %, Adam 83.7 %, AdLaLa γ=10 85.5 %, AdLaLa γ=0.5 93.4 %
+            | SGD 79.0 %, SGLD 78.0 %, Adam 83.7 %, AdLaLa γ=10 85.5 %, AdLaLa γ=0.5 93.4 %
         first AdLaLa with γ = 0.5, then with γ = 10, then Adam, then SGD, from torch's start
-            AdLaLa γ=0.5 93.4 %, AdLaLa γ=10 85.5 %, Adam 83.7 %, SGD 79.0 %
+            | AdLaLa γ=0.5 93.4 %, AdLaLa γ=10 85.5 %, Adam 83.7 %, SGD 79.0 %
         first AdLaLa with γ = 0.5, then with γ = 10, then Adam, then SGD, from 0.01 N(0, 1)
-            AdLaLa γ=0.5 93.4 %, AdLaLa γ=10 85.5 %, Adam 83.7 %, SGD 79.0 %
-        SGLD, with so much noise, is no better than SGD, within 2 points
-            SGLD 78.0 %, SGD 79.0 %
-        the mean test accuracies
-            SGD 79.0 %, SGLD 78.0 %, Adam 83.7 %, AdLaLa γ=10 85.5 %, AdLaLa γ=0.5 93.4 %
+            | AdLaLa γ=0.5 93.4 %, AdLaLa γ=10 85.5 %, Adam 83.7 %, SGD 79.0 %
+        SGLD, with so much noise, is no better than SGD, within 2 points | SGLD 78.0 %, SGD 79.0 %
+        the mean test accuracies | SGD 79.0 %, SGLD 78.0 %, Adam 83.7 %, AdLaLa γ=10 85.5 %, AdLaLa γ=0.5 93.4 %
         SGD and Adam leave many weights and biases close to zero, SGLD and AdLaLa do not
-            section 3.5: many (close to) zero; most equally activated
+            | section 3.5: many (close to) zero; most equally activated
         the weights of layer 2 tend to be larger than those of layer 1, but not for AdLaLa with large γ
-            Figure 3.8, in words
-        with LOL weights and biases of layer 1 can become very large
-            of the order 10² (not shown in the figure)
+            | Figure 3.8, in words
+        with LOL weights and biases of layer 1 can become very large | of the order 10² (not shown in the figure)
         best and worst run: far apart for Adam, less for LOL, still less for AdLaLa
-            35 points for Adam, 10 for LOL, less for AdLaLa
-        Adam does worse where more of its parameters are zero
-            section 3.5, in words
+            | 35 points for Adam, 10 for LOL, less for AdLaLa
+        Adam does worse where more of its parameters are zero | section 3.5, in words
     """
     runs: int = at(100, quick=4, full=1000)
     steps: int = at(10_000, quick=100)
@@ -102,16 +98,15 @@ class Weights(Experiment):
 
     def claims(self, results: Results) -> Found:
         of, names = ACCURACY.of(results, METHODS), tuple(PUBLISHED)
-        best = every({f"> {name}": more(of[ORDER[0]], of[name]) for name in (*ORDER[1:], "SGLD")})
-        yield ACCURACY.listed(results, *names), best
+        yield ACCURACY.more(results, ORDER[0], (*ORDER[1:], "SGLD"), names=names)
         for start in ("", ", 0.01 N(0, 1)"):  # the thesis does not say from which
             by = {name: results[f"{name}{start}"] for name in ORDER}
             yield ACCURACY.listed(by), every({f"{a} > {b}": ACCURACY.more(by, a, b)[1] for a, b in pairwise(ORDER)})
         yield ACCURACY.less(results, "SGLD", "SGD", by=-2.0)
         means = every({name: near(of[name], value, within=3.0) for name, value in PUBLISHED.items()})
         yield ACCURACY.listed(results, *names), means
-        many = ZEROS.more(results, ("SGD", "Adam"), ("SGLD", "AdLaLa γ=0.5"))[1]
-        yield f"|parameter| < {SMALL}: {ZEROS.listed(results, *METHODS)}", many
+        many, told = (("SGD", "Adam"), ("SGLD", "AdLaLa γ=0.5")), f"|parameter| < {SMALL}: "
+        yield ZEROS.more(results, *many, told=told, names=METHODS)
         layers = ("weights 1", "weights 2")
         sizes = {name: [np.abs(results[name][layer][-1]).mean(1) for layer in layers] for name in METHODS}
         judged = {name: more(b, a) for name, (a, b) in sizes.items() if name not in ("AdLaLa γ=10", "LOL")}
@@ -180,13 +175,12 @@ class OverTime(Experiment):
 
     says = """
         on two turns SGD, Adam and AdLaLa find good minima, SGLD does not
-            Figure 3.6, step 10,000: SGD 96 %, Adam 99 %, SGLD 74 %, AdLaLa 99 %
+            | Figure 3.6, step 10,000: SGD 96 %, Adam 99 %, SGLD 74 %, AdLaLa 99 %
         on four turns AdLaLa is far ahead of SGD, Adam and SGLD
-            Figure 3.7, step 10,000: SGD 58 %, Adam 67 %, SGLD 54 %, AdLaLa 80 %
+            | Figure 3.7, step 10,000: SGD 58 %, Adam 67 %, SGLD 54 %, AdLaLa 80 %
         after 50 steps the thermodynamic methods have excited the parameters more than SGD and Adam
-            Figures 3.6, 3.7: the dark green histograms
-        SGLD assigns larger values to the parameters than AdLaLa
-            Figures 3.6, 3.7: much larger
+            | Figures 3.6, 3.7: the dark green histograms
+        SGLD assigns larger values to the parameters than AdLaLa | Figures 3.6, 3.7: much larger
     """
     runs: int = at(8, quick=2, full=100)
     nodes: int = at(500, quick=50)
@@ -207,9 +201,8 @@ class OverTime(Experiment):
 
     def claims(self, results: Results) -> Found:
         two, four = (self.by_method(results, turns) for turns in FRICTIONS)
-        judged = {f"{name} > SGLD": ACCURACY.more(two, name, "SGLD")[1] for name in ("SGD", "Adam", "AdLaLa")}
-        yield ACCURACY.listed(two), every(judged)
-        yield ACCURACY.listed(four), ACCURACY.more(four, "AdLaLa", ("SGD", "Adam", "SGLD"))[1]
+        yield ACCURACY.more(two, ("SGD", "Adam", "AdLaLa"), "SGLD", names=two)
+        yield ACCURACY.more(four, "AdLaLa", ("SGD", "Adam", "SGLD"), names=four)
         early, late = ({name: inner(found, record) for name, found in four.items()} for record in (0, -1))
         yield sizes("mean |parameter| on four turns: ", early), SIZE.more(early, ("SGLD", "AdLaLa"), ("SGD", "Adam"))[1]
         yield sizes("mean |parameter| on four turns, in the end: ", late), SIZE.more(late, "SGLD", "AdLaLa")[1]
