@@ -63,7 +63,7 @@ def draw_curves(axis: Any, found: Pieces, key: str, x: str = "steps", band: str 
 def draw_means(axis: Any, x: Sequence[Any], values: Sequence[Any], **style: Any) -> None:
     """Draw mean and standard error of the runs at each x."""
     means, errors = zip(*map(mean_error, values), strict=True)
-    axis.errorbar(x, means, errors, **{"marker": "o", "capsize": 3, **style})
+    axis.errorbar(x, means, errors, **{"fmt": "o-", "capsize": 3, **style})
 
 
 def draw_bars(axis: Any, cells: Mapping[str, np.ndarray], ticks: Sequence[Any]) -> None:

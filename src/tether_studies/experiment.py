@@ -44,7 +44,8 @@ class Experiment:
 
     def tables(self, results: Results) -> Iterable[Table]:
         if self.columns:
-            yield tabulated(self.label, self.tabled(results), self.columns, self.caption.format(**vars(self)))
+            values = {name: "all" if value is None else value for name, value in vars(self).items()}
+            yield tabulated(self.label, self.tabled(results), self.columns, self.caption.format(**values))
 
     def draw(self, results: Results) -> Figures:
         return {}

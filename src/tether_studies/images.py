@@ -70,7 +70,7 @@ def tested(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, flo
     net.eval()
     logits = torch.cat([net(part.float() / 255 if part.dtype == torch.uint8 else part) for part in x.split(500)])
     net.train(training)
-    return float(cross_entropy(logits, y)), 100 * float((logits.argmax(1) == y).float().mean())
+    return float(cross_entropy(logits, y)), 100 * float((logits.argmax(1) == y).double().mean())
 
 
 @torch.no_grad()

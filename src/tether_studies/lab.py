@@ -98,6 +98,10 @@ class Lab:
         self.watch(len(work), len(work), "")
         return {name: found[name] or {} for name in work}
 
+    def each(self, names: Iterable[str], work: Callable[[str], Results]) -> dict[str, Results]:
+        """Do ``work(name)`` for every name, a piece each."""
+        return self.pieces({name: partial(work, name) for name in names})
+
     def runs(self, names: Iterable[str], count: int, work: Callable[[str, int], Results]) -> dict[str, Results]:
         """Do ``work(name, seed)`` for every name and run; run i of all names has the same seed.
 
