@@ -70,18 +70,17 @@ def typed(nine: list[Verdict]) -> tuple[str, Judgement]:
     return text, yes(a == sorted(a, reverse=True) and c == sorted(c), "A falls and C rises at every step")
 
 
-@study(
-    *("table-6.5", "networks of one test accuracy disagree on images between two digits"),
-    *("thesis, Tables 6.5–6.9, Figures 6.20–6.22", ("mnist",)),
-)
+@study("table-6.5", "thesis, Tables 6.5–6.9, Figures 6.20–6.22", ("mnist",))
 class BetweenClasses(Experiment):
-    """A small DCGAN learns MNIST; straight ways between the codes of ten digits give 15 × 11 images (6.4). Perceptrons,
+    """networks of one test accuracy disagree on images between two digits
+
+    A small DCGAN learns MNIST; straight ways between the codes of ten digits give 15 × 11 images (6.4). Perceptrons,
     convolutional networks and vision transformers, three of each, are trained until they reach a test accuracy and
     judge the images. The ten people who did so for the thesis are not here: types A and C need `--set people=FILE`. The
     labels of MNIST's own test images, on which people agree, tell how often one network errs and how often any of nine.
 
-    The labels of the ten volunteers are not published; without people types A, B and C are not known.
-    Generator and networks are smaller than the thesis's, step sizes larger, target accuracies lower.
+    The labels of the ten volunteers are not published; without people types A, B and C are not known. Generator and
+    networks are smaller than the thesis's, step sizes larger, target accuracies lower.
     """
 
     says = """

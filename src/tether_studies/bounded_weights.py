@@ -38,18 +38,17 @@ def pooled(found: Results, kind: str) -> tuple[float, float, float]:
     return mean, math.sqrt(float(np.mean(stds**2 + (means - mean) ** 2))), float(found[f"{kind} max"].max())
 
 
-@study(
-    *("fig-4.1", "bounded weights and noise make classifiers smoother and better"),
-    "thesis, Figures 4.1–4.3, 4.11, Tables 4.1, 4.5; ICML paper, Figures 1–3, Table 1",
-)
+@study("fig-4.1", "thesis, Figures 4.1–4.3, 4.11, Tables 4.1, 4.5; ICML paper, Figures 1–3, Table 1")
 class BoundedWeights(Experiment):
-    """One hidden layer of 500 ReLU nodes learns the spirals of (4.59) from 100 points, two at a time. SGD and SGLD,
-    free and with every weight bounded (|θ| ≤ 1 in the first layer, 5 in the second), are compared by test loss and
-    accuracy, by the curvature of the decision boundary and by how steep the prediction is along y = 0 and x = 0.
+    """bounded weights and noise make classifiers smoother and better
 
-    The thesis trains for 10,000 epochs; overfitting, and with it curvature, grows with time. Its estimate
-    (4.60) does not converge as the grid gets finer, so the claims are judged by the curvature of the smoothed
-    boundary; the tables have both. The radii of Figure 4.3 are not given.
+    One hidden layer of 500 ReLU nodes learns the spirals of (4.59) from 100 points, two at a time. SGD and SGLD, free
+    and with every weight bounded (|θ| ≤ 1 in the first layer, 5 in the second), are compared by test loss and accuracy,
+    by the curvature of the decision boundary and by how steep the prediction is along y = 0 and x = 0.
+
+    The thesis trains for 10,000 epochs; overfitting, and with it curvature, grows with time. Its estimate (4.60) does
+    not converge as the grid gets finer, so the claims are judged by the curvature of the smoothed boundary; the tables
+    have both. The radii of Figure 4.3 are not given.
     """
 
     says = """

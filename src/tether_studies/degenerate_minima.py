@@ -13,7 +13,7 @@ from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.images import Pair
 from tether_studies.judges import less, yes
-from tether_studies.quantities import Quantity
+from tether_studies.quantities import Quantity, within
 
 ACTIVATIONS = {"ReLU": nn.ReLU, "tanh": nn.Tanh}
 START, MINIMUM, LIFTED, DECAYED, FIRM = KINDS = (
@@ -47,15 +47,14 @@ def span(counts: Any) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-@study(
-    *("degeneracy", "minima of overparametrized networks are degenerate; weight decay can make them hyperbolic"),
-    "GD-dynamics slides, square loss, deep networks",
-)
+@study("degeneracy", "GD-dynamics slides, square loss, deep networks")
 class DegenerateMinima(Experiment):
-    """Networks without biases and with ten times as many weights as points are brought to a minimum of the square loss
-    by L-BFGS. There the errors vanish and the Hessian is Σ ∇f ∇fᵀ: as many positive eigenvalues as points, the others
-    0. At the start, where errors remain, it has more. A minimum with ½λ|w|² is one of another loss, whose Hessian has
-    λI added.
+    """minima of overparametrized networks are degenerate; weight decay can make them hyperbolic
+
+    Networks without biases and with ten times as many weights as points are brought to a minimum of the square loss by
+    L-BFGS. There the errors vanish and the Hessian is Σ ∇f ∇fᵀ: as many positive eigenvalues as points, the others 0.
+    At the start, where errors remain, it has more. A minimum with ½λ|w|² is one of another loss, whose Hessian has λI
+    added.
 
     The slides have no numbers of an experiment. Starts are torch's own; λ is added to the mean of the squares.
     """
@@ -87,12 +86,12 @@ class DegenerateMinima(Experiment):
 
     def run(self, lab: Lab) -> Results:
         """Spectra at starts and minima, for smooth and for ReLU networks; run i of both has the same points."""
-        names = [f"{name}, {i}" for name in ACTIVATIONS for i in range(self.runs)]
-        return lab.each(names, lambda name: self.piece(*name.split(", "), lab))
+        pairs = [(name, i) for name in ACTIVATIONS for i in range(self.runs)]
+        return lab.each(pairs, lambda pair: self.piece(pair[0], lab.named_seed(f"run {pair[1]}")))
 
-    def piece(self, activation: str, run: str, lab: Lab) -> Results:
+    def piece(self, activation: str, seed: int) -> Results:
         """Counts of negative, zero and positive eigenvalues and the extreme ones, a row for each of KINDS."""
-        torch.manual_seed(lab.named_seed(f"run {run}"))
+        torch.manual_seed(seed)
         data = torch.randn(self.points, self.features).double(), torch.randn(self.points, 1).double()
         first, last = nn.Linear(self.features, self.hidden, bias=False), nn.Linear(self.hidden, 1, bias=False)
         net = nn.Sequential(first, ACTIVATIONS[activation](), last).double()
@@ -116,7 +115,7 @@ class DegenerateMinima(Experiment):
         """What all runs found, by the units and by where."""
         found = {}
         for name in ACTIVATIONS:
-            runs = [results[f"{name}, {i}"] for i in range(self.runs)]
+            runs = list(within(results, name).values())
             every = {key: np.stack([one[key] for one in runs]) for key in ("counts", "slopes", "losses")}
             for i, kind in enumerate(KINDS):
                 found[name, kind] = {**every, "counts": every["counts"][:, i]}
@@ -154,7 +153,7 @@ class DegenerateMinima(Experiment):
         figure, panels = subplots(1, 2, figsize=(9, 4), sharey=True)
         marks = {START: ("0.6", 2), MINIMUM: ("#1f5fa8", 6), LIFTED: ("#c2452d", 4), FIRM: ("#3a8f4d", 2)}
         for axis, name in zip(panels, ACTIVATIONS, strict=True):
-            first = results[f"{name}, 0"]
+            first = results[name, 0]
             for kind, (colour, size) in marks.items():
                 values = first["eigenvalues"][KINDS.index(kind)][::-1]
                 axis.plot(range(1, len(values) + 1), values, "o", ms=size, mew=0, color=colour, label=kind)

@@ -13,7 +13,7 @@ from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, 
 from tether_studies.images import Pair, perceptron
 from tether_studies.judges import plus_minus
 from tether_studies.planar import ACCURACY, LOSS
-from tether_studies.quantities import Quantity
+from tether_studies.quantities import Quantity, within
 from tether_studies.recipes import Recipe, recipe
 
 adlala = partial(recipe, "adlala", coupling=0.01, noise=0.001, output_temperature=1e-6)
@@ -48,17 +48,15 @@ def split(game: str, rows: int, seed: int) -> tuple[Pair, Pair]:
     return (x[:cut], y[:cut]), (x[cut:], y[cut:])
 
 
-@study(
-    *("fig-3.18", "AdLaLa on chess endgames and poker hands", "thesis, Figures 3.18, 3.19"),
-    data=("krkopt", "poker-hand"),
-)
+@study("fig-3.18", "thesis, Figures 3.18, 3.19", ("krkopt", "poker-hand"))
 class Endgames(Experiment):
-    """Chess: two hidden layers of 500 and 200 ReLU nodes, batches of 1024. Poker: one hidden layer of 200, batches of
-    500. Adam and SGD with momentum have the step sizes that the thesis found best.
+    """AdLaLa on chess endgames and poker hands
 
-    Neither the split, nor the scaling of the inputs, nor the number of epochs is given: a fifth of the
-    shuffled rows to test, and columns with mean 0 and deviation 1, are ours. The poker hands are the 25,010 of the
-    training file.
+    Chess: two hidden layers of 500 and 200 ReLU nodes, batches of 1024. Poker: one hidden layer of 200, batches of 500.
+    Adam and SGD with momentum have the step sizes that the thesis found best.
+
+    Neither the split, nor the scaling of the inputs, nor the number of epochs is given: a fifth of the shuffled rows to
+    test, and columns with mean 0 and deviation 1, are ours. The poker hands are the 25,010 of the training file.
     """
 
     says = """
@@ -86,7 +84,7 @@ class Endgames(Experiment):
 
     def run(self, lab: Lab) -> Results:
         pairs = [(game, name) for game, methods in GAMES.items() for name in methods]
-        return lab.pieces({f"{game}, {name}": partial(self.learn, lab, game, name) for game, name in pairs})
+        return lab.each(pairs, lambda pair: self.learn(lab, *pair))
 
     def learn(self, lab: Lab, game: str, method: str) -> Results:
         """All runs of a method at once, each from its own start and with its own minibatches."""
@@ -101,24 +99,18 @@ class Endgames(Experiment):
             losses = cross_entropy(out.flatten(0, 1), y.repeat(runs), reduction="none").view(runs, -1)
             return {"accuracy": 100 * (out.argmax(2) == y).float().mean(1), "loss": losses.mean(1)}
 
-        seed, place = lab.named_seed(f"minibatches of {game}"), lab.checkpoint(f"{game}, {method}")
+        seed, place = lab.named_seed(f"minibatches of {game}"), lab.checkpoint((game, method))
         options: dict[str, Any] = {"log_every": max(1, steps // self.records), "callbacks": [test], "seed": seed}
         opt = GAMES[game][method](nets, seed)
         log = tether.train(nets, opt, data, steps=steps, batch=batch, checkpoint=place, progress=False, **options)
         return {"epochs": torch.tensor(log.steps) * batch / len(data[0]), **log.metrics}
 
-    def by_method(self, results: Results, game: str) -> Results:
-        return {name: results[f"{game}, {name}"] for name in GAMES[game]}
-
-    def tabled(self, results: Results) -> dict[Any, Results]:
-        return {tuple(piece.split(", ", 1)): found for piece, found in results.items()}
-
     def claims(self, results: Results) -> Found:
         for game in GAMES:
-            found = self.by_method(results, game)
+            found = within(results, game)
             after = f"after {found['AdLaLa']['epochs'][-1]:.0f} epochs: "
             yield ACCURACY.more(found, "AdLaLa", ("Adam", "SGD, momentum"), told=after, names=found)
 
     def draw(self, results: Results) -> Figures:
-        groups = {f"{game} (Figure {FIGURES[game]})": self.by_method(results, game) for game in GAMES}
+        groups = {f"{game} (Figure {FIGURES[game]})": within(results, game) for game in GAMES}
         return {"endgames": curves(groups, {"accuracy": "test accuracy %", "loss": "test loss"}, "epochs")[0]}

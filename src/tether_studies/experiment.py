@@ -25,7 +25,7 @@ class Experiment:
 
     ``says`` has the paper's claims, each with what is published behind ``|``; indented lines go on, and ``{runs}``
     stands for that field. ``claims(results)`` yields, claim by claim, what was measured and its judgement, or None for
-    a claim that this config does not test. ``columns`` are the quantities of the table, with a row for each of `tabled`.
+    a claim that this config does not test. ``columns`` are the quantities of the table, a row for each of `tabled`.
     """
 
     says: ClassVar[str] = ""
@@ -51,11 +51,11 @@ class Experiment:
         return {}
 
 
-def study(name: str, title: str, source: str, data: Sequence[str] = ()) -> Callable[[type[E]], type[E]]:
-    """Put an experiment on the list. Its docstring has the setting, then a paragraph of what differs from the paper."""
+def study(name: str, source: str, data: Sequence[str] = ()) -> Callable[[type[E]], type[E]]:
+    """Put an experiment on the list. Its docstring has the title, the setting, and what differs from the paper."""
 
     def declared(kind: type[E]) -> type[E]:
-        notes = " ".join(cleandoc(kind.__doc__ or "").partition("\n\n")[2].split())
+        title, _, notes = (" ".join(part.split()) for part in cleandoc(kind.__doc__ or "").split("\n\n", 2))
         parts: dict[str, Any] = {"claims": judged, "tables": lambda results, config: config.tables(results)}
         parts["draw"] = no_figures if kind.draw is Experiment.draw else lambda results, config: config.draw(results)
         config: Any = dataclass(frozen=True)(kind)

@@ -43,17 +43,16 @@ def everything() -> Pair:
     return torch.cat([x for x, _ in parts]).flatten(1), torch.cat([y for _, y in parts])
 
 
-@study(
-    *("fig-4.7", "bounded weights do not overfit Fashion-MNIST"),
-    *("thesis, Figures 4.7, 4.10, Table 4.3; ICML paper, Figure 7", ("fashion-mnist",)),
-)
+@study("fig-4.7", "thesis, Figures 4.7, 4.10, Table 4.3; ICML paper, Figure 7", ("fashion-mnist",))
 class Fashion(Experiment):
-    """A perceptron with 1000 hidden ReLU nodes sees 10,000 of the training images, 128 at a time; it is tested on all
+    """bounded weights do not overfit Fashion-MNIST
+
+    A perceptron with 1000 hidden ReLU nodes sees 10,000 of the training images, 128 at a time; it is tested on all
     others and on the test set, 60,000 in all. Pixels are between 0 and 1. c-CoLA-ud (h = 0.3, γ = 1, |θ| ≤ 0.05 and
     0.1, τ = 0) beside SGD with momentum, with weight decay and without.
 
-    The thesis trains for 400 epochs and has five runs. It does not say how pixels are scaled; divided by 255
-    they give its figures for SGD. Bands in the figure are the least and the largest of the runs.
+    The thesis trains for 400 epochs and has five runs. It does not say how pixels are scaled; divided by 255 they give
+    its figures for SGD. Bands in the figure are the least and the largest of the runs.
     """
 
     says = """

@@ -111,6 +111,9 @@ class FineTuning(Experiment):
     def loss(self, net: nn.Module, batch: Any) -> torch.Tensor:
         return cross_entropy(self.out(net, batch), batch[1])
 
+    def right(self, net: nn.Module, batch: Any) -> torch.Tensor:
+        return self.out(net, batch).argmax(1) == batch[1]
+
     def run(self, lab: Lab) -> Results:
         """Run i of every method has the same start and batches; step sizes are tried first."""
         made = {name: self.known[name](h) for name, h in zip(self.methods, self.sizes, strict=True)}
@@ -130,7 +133,7 @@ class FineTuning(Experiment):
         losses = trainee.walk(batches, self.loss)
         trainee.net.eval()
         with torch.no_grad():
-            right = torch.cat([self.out(trainee.net, test).argmax(1) == test[1] for test in tests])
+            right = torch.cat([self.right(trainee.net, test) for test in tests])
         return {"losses": losses, "accuracy": 100 * float(right.double().mean())}
 
     def by_turns(self, seed: int) -> Results:

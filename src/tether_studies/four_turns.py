@@ -27,16 +27,16 @@ ADAM = (0.001, 0.002, 0.005, 0.01, 0.02)
 CURVATURE = at_end("curvature", "curvature")
 
 
-@study(
-    *("fig-3.9", "AdLaLa resolves the four-turn spiral better than Adam, SGD and SGLD", "thesis, Figures 3.9, 3.10"),
-)
+@study("fig-3.9", "thesis, Figures 3.9, 3.10")
 class Classifiers(Experiment):
-    """Figure 3.9: 500 ReLU nodes on evenly spaced arms (p = 1), Adam with h = 0.005 from 0.5 N(0, 1) and AdLaLa from
-    0.01 N(0, 1), seen after 20,000, 40,000 and 60,000 steps. Figure 3.10: 100 nodes; AdLaLa with one set of parameters
+    """AdLaLa resolves the four-turn spiral better than Adam, SGD and SGLD
+
+    Figure 3.9: 500 ReLU nodes on evenly spaced arms (p = 1), Adam with h = 0.005 from 0.5 N(0, 1) and AdLaLa from 0.01
+    N(0, 1), seen after 20,000, 40,000 and 60,000 steps. Figure 3.10: 100 nodes; AdLaLa with one set of parameters
     against ranges of step sizes, and of noise for SGLD.
 
-    Figure 3.9 averages the classifier over the last 10 steps of one run; here it is that of the last step. The
-    number of steps and the step sizes of Figure 3.10 are not given in the text: these are ours.
+    Figure 3.9 averages the classifier over the last 10 steps of one run; here it is that of the last step. The number
+    of steps and the step sizes of Figure 3.10 are not given in the text: these are ours.
     """
 
     says = """
@@ -144,12 +144,14 @@ ALONE = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 BOTH = "DHSGD, then SGD"
 
 
-@study("fig-3.15", "DHSGD first, then SGD, beats SGD", "thesis, Figure 3.15")
+@study("fig-3.15", "thesis, Figure 3.15")
 class Hybrid(Experiment):
-    """DHSGD for 2,500 steps, then SGD for 47,500, over step sizes of both; beside it SGD alone.
+    """DHSGD first, then SGD, beats SGD
 
-    The network is not given: 100 nodes, as in the other figures with four turns, from torch's own start. The
-    step sizes of DHSGD are ours.
+    DHSGD for 2,500 steps, then SGD for 47,500, over step sizes of both; beside it SGD alone.
+
+    The network is not given: 100 nodes, as in the other figures with four turns, from torch's own start. The step sizes
+    of DHSGD are ours.
     """
 
     says = """
@@ -216,13 +218,15 @@ GOOD = APPLIED.index(4e-2)
 FEW, MANY = (1e-8, 1e-2), (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 
-@study("fig-3.16", "applied noise helps AdLaLa find good minima", "thesis, Figure 3.16")
+@study("fig-3.16", "thesis, Figure 3.16")
 class AppliedNoise(Experiment):
-    """100 ReLU nodes; h = 0.1, ε = 0.1, γ₂ = 0.03, τ₂ = 1e-8, 50,000 steps. Every cell of the heat map has its own
+    """applied noise helps AdLaLa find good minima
+
+    100 ReLU nodes; h = 0.1, ε = 0.1, γ₂ = 0.03, τ₂ = 1e-8, 50,000 steps. Every cell of the heat map has its own
     temperature τ₁ and applied noise σ_A of the first layer.
 
-    The figure averages ten runs. Its start is not given: all weights are 0 here, as section 3.7 says they
-    often were, a start that only noise can leave. From another (--set start=0.01) AdLaLa learns a little without it.
+    The figure averages ten runs. Its start is not given: all weights are 0 here, as section 3.7 says they often were, a
+    start that only noise can leave. From another (--set start=0.01) AdLaLa learns a little without it.
     """
 
     says = """

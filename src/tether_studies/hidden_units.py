@@ -18,17 +18,16 @@ from tether_studies.quantities import Quantity, given, of_key
 CHANGE = Quantity("change, same images", lambda one: one["change"], show=lambda x: plus_minus(x, 2) if len(x) else "")
 
 
-@study(
-    *("hidden-units", "test error goes on falling with more hidden nodes than it takes to fit the images"),
-    *("Path-SGD slides, Implicit Regularization – Experiment", ("mnist",)),
-)
+@study("hidden-units", "Path-SGD slides, Implicit Regularization – Experiment", ("mnist",))
 class HiddenUnits(Experiment):
-    """One hidden layer of H ReLU nodes on MNIST, SGD with momentum 0.9 and a step size that falls linearly to 0,
-    without dropout, weight decay or early stopping, to a training error of (nearly) zero. The step size, 0.1 at the
-    start, is the same for every H. Every replica has its own start and images that no other sees, the same at every H.
+    """test error goes on falling with more hidden nodes than it takes to fit the images
 
-    The slides' loss is truncated, ours is the plain cross-entropy. They do not give the step size
-    nor the numbers of images and epochs.
+    One hidden layer of H ReLU nodes on MNIST, SGD with momentum 0.9 and a step size that falls linearly to 0, without
+    dropout, weight decay or early stopping, to a training error of (nearly) zero. The step size, 0.1 at the start, is
+    the same for every H. Every replica has its own start and images that no other sees, the same at every H.
+
+    The slides' loss is truncated, ours is the plain cross-entropy. They do not give the step size nor the numbers of
+    images and epochs.
     """
 
     says = """

@@ -4,7 +4,6 @@ A small residual network with BatchNorm on CIFAR-10, SGD with momentum.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from tether_studies.drawing import draw_lines, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, less, more, plus_minus, yes
 from tether_studies.lines import ACCURACY, BARRIER, DISTANCE, SHAPES, State, all_are, counted, gathered, state_of
+from tether_studies.quantities import within
 
 CONVOLUTIONAL = BLOCKS[:4]
 SHADES = ("#c2452d", "#d99a1c", "#3a8f4d", "#7a5aa6", "#888888")
@@ -40,18 +40,17 @@ def often(judged: dict[str, Judgement]) -> Judgement:
     return found, every(judged)[1]
 
 
-@study(
-    *("fig-6.2", "where training starts changes the line and the accuracy"),
-    *("thesis, Figures 6.2–6.5, 6.12, Tables 6.1, 6.3", ("cifar10",)),
-)
+@study("fig-6.2", "thesis, Figures 6.2–6.5, 6.12, Tables 6.1, 6.3", ("cifar10",))
 class OtherStarts(Experiment):
-    """Starts: torch's own; a network trained on other pictures; one trained on random labels; states on the line of a
+    """where training starts changes the line and the accuracy
+
+    Starts: torch's own; a network trained on other pictures; one trained on random labels; states on the line of a
     first run, at the top of its barrier, before and after; a trained network with one block as it began; and a fresh
     one with one block trained on random labels.
 
-    The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs and pre-trains on ImageNet. Here a network
-    with four blocks learns 2,500 pictures of 16 × 16 pixels without augmentation; pre-training is on 7,500 others of
-    the same set. Where no line has a barrier, its top is the highest point of the line.
+    The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs and pre-trains on ImageNet. Here a network with four
+    blocks learns 2,500 pictures of 16 × 16 pixels without augmentation; pre-training is on 7,500 others of the same
+    set. Where no line has a barrier, its top is the highest point of the line.
     """
 
     says = """
@@ -193,17 +192,16 @@ def unreliable(found: dict[str, Results]) -> tuple[str, Judgement]:
     return text, yes(bool(overlap), f"ranges of accuracy {'' if overlap else 'do not '}overlap")
 
 
-@study(
-    *("fig-6.6", "data, optimizer and model shape the line, which does not tell the accuracy"),
-    *("thesis, Figures 6.1B, 6.6–6.10, 6.19, Tables 6.1, 6.2", ("cifar10",)),
-)
+@study("fig-6.6", "thesis, Figures 6.1B, 6.6–6.10, 6.19, Tables 6.1, 6.2", ("cifar10",))
 class Influences(Experiment):
-    """One thing is changed at a time: fewer pictures, no augmentation, other weight decays, step sizes that stay,
-    smaller ones in some blocks, no BatchNorm, more blocks.
+    """data, optimizer and model shape the line, which does not tell the accuracy
 
-    The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs; here a network with four blocks sees
-    10,000 pictures of 16 × 16 pixels for three epochs. Blocks with barriers are those whose lines have one in most
-    runs or, if none has, the two whose lines climb highest above their ends. VGG-11 (Tables 6.2, 6.4) is left out.
+    One thing is changed at a time: fewer pictures, no augmentation, other weight decays, step sizes that stay, smaller
+    ones in some blocks, no BatchNorm, more blocks.
+
+    The thesis trains a ResNet-18 on 50,000 pictures for 100 epochs; here a network with four blocks sees 10,000
+    pictures of 16 × 16 pixels for three epochs. Blocks with barriers are those whose lines have one in most runs or, if
+    none has, the two whose lines climb highest above their ends. VGG-11 (Tables 6.2, 6.4) is left out.
     """
 
     says = """
@@ -253,13 +251,10 @@ class Influences(Experiment):
 
     def run(self, lab: Lab) -> Results:
         """Every case, run by run; then smaller steps for the blocks whose lines resist most, and for the others."""
-        seeds = {i: lab.named_seed(f"run {i}") for i in range(self.runs)}
 
         def done(cases: dict[str, tuple[Training, dict[str, Any]]]) -> Results:
-            work = {
-                f"{name}, {i}": partial(self.piece, x, seeds[i], **y) for name, (x, y) in cases.items() for i in seeds
-            }
-            return lab.pieces(work)
+            pairs = [(name, i) for name in cases for i in range(self.runs)]
+            return lab.each(pairs, lambda pair: self.piece(lab.named_seed(f"run {pair[1]}"), *cases[pair[0]]))
 
         cases = self.cases()
         high = self.resisting(self.tabled(done(cases)))
@@ -267,23 +262,19 @@ class Influences(Experiment):
             cases[name] = replace(cases[ALL][0], rates=tuple((block, 0.01) for block in slow)), {}
         return done(cases)
 
-    def piece(
-        self, training: Training, seed: int, images: int = 0, depth: int = 1, norm: bool = True, blocks: bool = True
-    ) -> Results:
+    def piece(self, seed: int, training: Training, case: dict[str, Any]) -> Results:
         """Lines, accuracy and distance of one run; run i of all cases has the same start and minibatches."""
         torch.manual_seed(seed)
-        net = residual(self.width, depth, norm)
+        net = residual(self.width, case.get("depth", 1), case.get("norm", True))
         start = state_of(net)
-        end = train(net, halved(True, 0, images or self.images), training, seed)
-        return lines(net, start, end, halved(False, 0, self.test), self.points, blocks)
+        end = train(net, halved(True, 0, case.get("images", self.images)), training, seed)
+        return lines(net, start, end, halved(False, 0, self.test), self.points, case.get("blocks", True))
 
     def tabled(self, results: Results) -> dict[str, Results]:
         """What the runs of every case found, that of the whole network also by itself."""
-        runs: dict[str, list[Results]] = {}
-        for piece, one in results.items():
-            own = {key.removeprefix("net: "): value for key, value in one.items()}
-            runs.setdefault(piece.rpartition(", ")[0], []).append(own)
-        return {name: {key: gathered(many, key) for key in many[0]} for name, many in runs.items()}
+        cases = {name: within(results, name) for name, _ in results}
+        keys = {name: next(iter(runs.values())) for name, runs in cases.items()}
+        return {x: {key.removeprefix("net: "): gathered(cases[x], key) for key in keys[x]} for x in cases}
 
     def resisting(self, found: dict[str, Results]) -> list[str]:
         """The blocks whose lines have barriers in most runs; if none has, the two whose lines climb highest."""

@@ -13,7 +13,7 @@ import tether
 from tether_studies.drawing import curves, draw_curves, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.judges import less, more
-from tether_studies.quantities import Quantity, against, at_end, given
+from tether_studies.quantities import Quantity, against, at_end, given, within
 from tether_studies.recipes import Recipe, recipe
 
 COLA = "c-CoLA-ud"
@@ -128,19 +128,18 @@ def cola(friction: float) -> Recipe:
     return lambda net, seed: tether.Optimizer(net, table, lr=0.4, word="OBA", friction=friction, seed=seed)
 
 
-@study(
-    *("table-4.2", "a transformer with bounded weights reaches a lower validation loss"),
-    *("thesis, Tables 4.2, 4.4; ICML paper, Table 2", ("ptb", "wikitext-2")),
-)
+@study("table-4.2", "thesis, Tables 4.2, 4.4; ICML paper, Table 2", ("ptb", "wikitext-2"))
 class Language(Reading):
-    """Two encoder layers with two heads and 200 feed-forward nodes on Penn Treebank and WikiText-2. c-CoLA-ud (h = 0.4;
-    γ = 0.5 on Penn Treebank, 1 on WikiText-2; radius 0.1 for linear layers, 1 for norms and self-attention, 0.5 for the
+    """a transformer with bounded weights reaches a lower validation loss
+
+    Two encoder layers with two heads and 200 feed-forward nodes on Penn Treebank and WikiText-2. c-CoLA-ud (h = 0.4; γ
+    = 0.5 on Penn Treebank, 1 on WikiText-2; radius 0.1 for linear layers, 1 for norms and self-attention, 0.5 for the
     rest) beside SGD with momentum, with weight decay and without; the least validation loss in some epochs counts.
 
-    By default the first 25,000 words of the texts, a vocabulary of 2000 and an embedding of 64; validation
-    losses have their least value within the epochs, as in the thesis, but compare only with each other. The thesis
-    does not give the width of the embedding, dropout (0.2 here), the length of a sequence (35), the start, nor which
-    layers have which radius.
+    By default the first 25,000 words of the texts, a vocabulary of 2000 and an embedding of 64; validation losses have
+    their least value within the epochs, as in the thesis, but compare only with each other. The thesis does not give
+    the width of the embedding, dropout (0.2 here), the length of a sequence (35), the start, nor which layers have
+    which radius.
     """
 
     says = """
@@ -172,8 +171,8 @@ class Language(Reading):
 
     def run(self, lab: Lab) -> Results:
         """Run i of every method has the same start."""
-        pairs = {f"{text}, {method}": (text, method) for text in TEXTS for method in self.methods(text)}
-        return lab.runs(pairs, self.runs, lambda name, seed: self.piece(*pairs[name], seed))
+        pairs = [(text, method) for text in TEXTS for method in self.methods(text)]
+        return lab.runs(pairs, self.runs, lambda pair, seed: self.piece(*pair, seed))
 
     def piece(self, text: str, method: str, seed: int) -> Results:
         """Train once; training and validation loss after every epoch."""
@@ -185,27 +184,21 @@ class Language(Reading):
         record = tether.train(net, opt, data, mean_loss, steps, log_every=len(data), callbacks=[test])
         return {"epochs": np.array(record.steps) / len(data), "loss": record.losses, **record.metrics}
 
-    def by_method(self, results: Results, text: str) -> dict[str, Results]:
-        return {method: results[f"{text}, {method}"] for method in self.methods(text)}
-
     def claims(self, results: Results) -> Found:
         for decay, judge in ((0.0, less), (self.decay, more)):
             pairs = {}
             for text in TEXTS:
-                of = LEAST.of(self.by_method(results, text))
+                of = LEAST.of(within(results, text))
                 best = min((name(*s, decay) for s in self.settings), key=lambda method: of[method].mean())
                 pairs[text] = of[COLA], of[best]
             yield against(judge, pairs, 3, paired=True)
 
     def tabled(self, results: Results) -> dict[tuple[str, str], Results]:
-        rows = {}
-        for i, text in enumerate(TEXTS):
-            for method, found in self.by_method(results, text).items():
-                rows[text, method] = found | {"thesis": PUBLISHED.get(method, ("", ""))[i]}
-        return rows
+        thesis = {(text, x): both[i] for x, both in PUBLISHED.items() for i, text in enumerate(TEXTS)}
+        return {pair: found | {"thesis": thesis.get(pair, "")} for pair, found in results.items()}
 
     def draw(self, results: Results) -> Figures:
-        groups = {text: self.by_method(results, text) for text in TEXTS}
+        groups = {text: within(results, text) for text in TEXTS}
         label = "loss: validation, and of a batch (dotted)"
         figure, panels = curves(groups, {"validation": label}, "epochs", band="")
         for axis, found in zip(panels[:, 0], groups.values(), strict=True):
@@ -222,17 +215,16 @@ def best(found: Results, kind: str) -> str:
     return min((name for name in found if name.startswith(kind)), key=lambda name: found[name].mean())
 
 
-@study(
-    *("fig-5.8", "random subsets of the weights asleep regularize a transformer better than dropout"),
-    *("thesis, Figure 5.8", ("ptb",)),
-)
+@study("fig-5.8", "thesis, Figure 5.8", ("ptb",))
 class SubsetsOfWords(Reading):
-    """The transformer of table-4.2 on Penn Treebank. Random subset (5.5.1): a share of the weights of the encoder is 0
-    for k steps, then woken and moved with h·k. Beside it SGD without dropout, and with it. Of several rates of dropout,
-    and of several shares asleep, the one with the least validation loss counts.
+    """random subsets of the weights asleep regularize a transformer better than dropout
 
-    By default little text and few words, so that SGD overfits within minutes. The thesis gives neither k, the
-    share asleep, the rate of dropout nor the width of the embedding. Dropout is that of the embedding too.
+    The transformer of table-4.2 on Penn Treebank. Random subset (5.5.1): a share of the weights of the encoder is 0 for
+    k steps, then woken and moved with h·k. Beside it SGD without dropout, and with it. Of several rates of dropout, and
+    of several shares asleep, the one with the least validation loss counts.
+
+    By default little text and few words, so that SGD overfits within minutes. The thesis gives neither k, the share
+    asleep, the rate of dropout nor the width of the embedding. Dropout is that of the embedding too.
     """
 
     says = """

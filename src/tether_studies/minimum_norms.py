@@ -37,15 +37,14 @@ def ratios(values: tuple[float, ...], distances: np.ndarray) -> str:
     return f"{distances[0].mean():.2g} at {values[0]:g} and {distances[-1].mean():.2g} at {values[-1]:g}"
 
 
-@study(
-    *("min-norm", "gradient descent on the square loss finds the solution of least norm, if it starts at 0"),
-    "GD-dynamics slides, square loss, linear networks",
-)
+@study("min-norm", "GD-dynamics slides, square loss, linear networks")
 class MinimumNorms(Experiment):
-    """Ten points in thirty dimensions can be fitted in many ways. Descent moves the weights only in the span of the
-    data: from 0 it ends in the solution of least norm y X⁺, from w₀ it keeps the part of w₀ in the null space, and a
-    push as well. With ½λ|w|² added it ends in the ridge solution from everywhere and after every push. The inputs are
-    scaled to |X| = 1, so that the step size 1 suits every problem.
+    """gradient descent on the square loss finds the solution of least norm, if it starts at 0
+
+    Ten points in thirty dimensions can be fitted in many ways. Descent moves the weights only in the span of the data:
+    from 0 it ends in the solution of least norm y X⁺, from w₀ it keeps the part of w₀ in the null space, and a push as
+    well. With ½λ|w|² added it ends in the ridge solution from everywhere and after every push. The inputs are scaled to
+    |X| = 1, so that the step size 1 suits every problem.
 
     The slides prove and draw; they have no numbers of an experiment. Random Gaussian problems stand in.
     """

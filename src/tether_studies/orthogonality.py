@@ -124,17 +124,16 @@ def penalise(opt: torch.optim.Optimizer, weights: Sequence[torch.Tensor], streng
     opt.step = stiff  # type: ignore[method-assign,assignment]
 
 
-@study(
-    *("fig-4.4", "beyond three hidden layers orthogonal weights win"),
-    "thesis, Figures 4.4, 4.5, 4.8; ICML paper, Figures 4, 5, D2",
-)
+@study("fig-4.4", "thesis, Figures 4.4, 4.5, 4.8; ICML paper, Figures 4, 5, D2")
 class Orthogonality(Experiment):
-    """Hidden layers of 100 ReLU nodes see the 500 points of (4.58), 25 at a time. o-CoLA-od keeps the weights between
+    """beyond three hidden layers orthogonal weights win
+
+    Hidden layers of 100 ReLU nodes see the 500 points of (4.58), 25 at a time. o-CoLA-od keeps the weights between
     hidden layers orthogonal; beside it SGD from torch's start, SGD from an orthogonal start, and SGD with the soft
     constraint λ‖QᵀQ − I‖² added to the loss, which is stiff: stable only for h < 1/(4λ).
 
-    The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5;
-    its caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.
+    The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5; its
+    caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.
     """
 
     says = """

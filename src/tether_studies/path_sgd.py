@@ -17,8 +17,8 @@ import tether
 from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.images import Pair, tested
-from tether_studies.judges import every, less, yes
-from tether_studies.quantities import Quantity
+from tether_studies.judges import Judgement, every, less, yes
+from tether_studies.quantities import Quantity, within
 from tether_studies.recipes import recipe
 
 OURS = "Path-SGD"
@@ -62,7 +62,7 @@ def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: f
     net, (data, test) = copy.deepcopy(model), pairs
 
     def measure(*_: Any) -> None:
-        (loss, right), (_, right_test) = tested(net, *data), tested(net, *test)
+        (loss, right), (__, right_test) = tested(net, *data), tested(net, *test)
         curve.append([loss, 100 - right, 100 - right_test])
 
     curve: Curve = []
@@ -78,20 +78,19 @@ def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: f
     return curve[:1] if log.stopped else curve
 
 
-@study(
-    *("path-sgd", "Path-SGD is invariant to rescaling and the best from an unbalanced start"),
-    *("Path-SGD slides, experiments without and with dropout", ("mnist",)),
-)
+@study("path-sgd", "Path-SGD slides, experiments without and with dropout", ("mnist",))
 class PathSGD(Experiment):
-    """Two hidden layers of ReLU nodes, batch 100, with and without dropout of one half after each. The unbalanced start
+    """Path-SGD is invariant to rescaling and the best from an unbalanced start
+
+    Two hidden layers of ReLU nodes, batch 100, with and without dropout of one half after each. The unbalanced start
     computes the same function as the balanced one: each hidden node has its incoming weights multiplied and its
     outgoing ones divided by a factor between 1/100 and 100. Step sizes are searched for in every run of every method:
     the powers of ten from 1e-5 to 1 by the training loss of a short run, then whole runs of the best and of half a
     power to either side, by the training loss at their end.
 
-    The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one
-    curve each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors
-    here are 1/100 to 100.
+    The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one curve
+    each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors here are
+    1/100 to 100.
     """
 
     says = """
@@ -115,8 +114,8 @@ class PathSGD(Experiment):
 
     def run(self, lab: Lab) -> Results:
         """Run i of every method has the same images, start, minibatches and dropout."""
-        cells = {", ".join(names): names for names in product(DROPOUTS, STARTS, METHODS)}
-        return lab.runs(cells, self.runs, lambda name, seed: self.piece(*cells[name], seed))
+        cells = list(product(DROPOUTS, STARTS, METHODS))
+        return lab.runs(cells, self.runs, lambda cell, seed: self.piece(*cell, seed))
 
     def piece(self, dropout: str, start: str, method: str, seed: int) -> Results:
         """The step size with the lowest training loss at the end, and its curve."""
@@ -138,34 +137,30 @@ class PathSGD(Experiment):
         return (x - mean, y[rows]), (x_test - mean, y_test[: self.tests])
 
     def claims(self, results: Results) -> Found:
-        losses = {name: found["curve"][:, 0] for name, found in results.items()}
-        pairs = [[losses[f"{dropout}, {start}, {OURS}"] for start in STARTS] for dropout in DROPOUTS]
+        pairs = [[results[x, start, OURS]["curve"][:, 0] for start in STARTS] for x in DROPOUTS]
         apart = max(float(np.abs(b / a - 1).max()) for a, b in pairs)
         evidence = f"{self.runs} runs with and without dropout, {self.epochs} epochs in single precision"
         yield f"training losses of all epochs differ by at most {100 * apart:.2g} %", yes(apart < 0.02, evidence)
         for start in reversed(STARTS):
-            texts, judged = [], {}
+            texts, judged = [], dict[str, Judgement]()
             for dropout in DROPOUTS:
-                found = {method: results[f"{dropout}, {start}, {method}"] for method in METHODS}
+                found = within(results, dropout, start)
                 of = ERROR.of(found)
                 texts.append(f"{dropout}: {ERROR.listed(found)}")
                 judged |= {f"{dropout}, {x}": less(of[OURS], of[x], paired=True) for x in METHODS if x != OURS}
             yield "test error in %, " + "; ".join(texts), every(judged)
-
-    def tabled(self, results: Results) -> dict[Any, Results]:
-        return {tuple(name.split(", ")): found for name, found in results.items()}
 
     def draw(self, results: Results) -> Figures:
         """As on the slides: a row for each measure, a column for each start, without dropout and with it."""
         figure, axes = subplots(3, 4, figsize=(10, 7.5), sharex=True, sharey="row")
         for column, cell in zip(axes.T, product(DROPOUTS, STARTS), strict=True):
             for method in METHODS:
-                curve = results[", ".join((*cell, method))]["curve"].mean(2)
+                curve = results[(*cell, method)]["curve"].mean(2)
                 for axis, values in zip(column, curve.T, strict=True):
                     axis.plot(values, "--" if method == OURS else "-", label=method)
             column[0].set_title(", ".join(cell), fontsize=10)
             column[2].set_xlabel("epoch")
-        worst = max(one["curve"][-1, 2].mean() for name, one in results.items() if name.endswith(OURS))
+        worst = max(one["curve"][-1, 2].mean() for name, one in results.items() if name[-1] == OURS)
         for axis, name in zip(axes[:, 0], MEASURES, strict=True):
             axis.set_ylabel(name)
             axis.set(

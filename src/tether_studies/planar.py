@@ -93,7 +93,7 @@ def starts(task: Task, runs: int, seed: int, cells: int = 1) -> tether.Replicas:
     return many
 
 
-def todo(lab: Lab, task: Task, methods: Mapping[str, Recipe], steps: int, runs: int, **options: Any) -> dict[str, Any]:
+def todo(lab: Lab, task: Task, methods: Mapping[Any, Recipe], steps: int, runs: int, **options: Any) -> dict[Any, Any]:
     """A piece of `learn` for each method; run i of all of them has the same data and start."""
     settings: dict[str, Any] = {"steps": steps, "runs": runs, "seed": lab.named_seed("runs"), **options}
     return {x: partial(learn, task, methods[x], checkpoint=lab.checkpoint(x), **settings) for x in methods}

@@ -11,7 +11,7 @@ import numpy as np
 from tether_studies.judges import Judgement, every, less, more, plus_minus
 from tether_studies.study import Results, Table
 
-__all__ = ["Quantity", "against", "at_end", "crossed", "given", "listed", "of_key", "tabulated"]
+__all__ = ["Quantity", "against", "at_end", "crossed", "given", "listed", "of_key", "tabulated", "within"]
 
 Names = str | Sequence[str]
 
@@ -96,7 +96,18 @@ def listed(values: Mapping[str, Any], digits: int = 1, unit: str = "") -> str:
     return ", ".join(f"{name} {plus_minus(x, digits)}{unit}" for name, x in values.items())
 
 
-def against(judge: Any, pairs: Mapping[str, Any], digits: int = 1, unit: str = "", **options: Any) -> tuple[str, Judgement]:
+def within(results: Mapping[Any, Results], *first: Any) -> dict[str, Results]:
+    """The pieces whose names begin so, by the rest of their names.
+
+    >>> within({("chess", "Adam"): {"x": 1}, ("poker", "Adam"): {"x": 2}}, "poker")
+    {'Adam': {'x': 2}}
+    """
+    return {name[-1]: found for name, found in results.items() if name[: len(first)] == first}
+
+
+def against(
+    judge: Any, pairs: Mapping[str, Any], digits: int = 1, unit: str = "", **options: Any
+) -> tuple[str, Judgement]:
     """A pair of runs under each name, set side by side and judged: what was measured, and the judgement."""
     texts = (f"{name} {plus_minus(a, digits)} against {plus_minus(b, digits)}" for name, (a, b) in pairs.items())
     judged = {name: judge(a, b, **options) for name, (a, b) in pairs.items()}

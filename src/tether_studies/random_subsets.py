@@ -54,21 +54,20 @@ def perceptron(nodes: int, dropout: tuple[float, float] | None) -> nn.Sequential
     return nn.Sequential(*layers)
 
 
-@study(
-    *("fig-5.7", "random subsets of the weights asleep for k steps keep a perceptron from overfitting"),
-    *("thesis, Figure 5.7", ("mnist",)),
-)
+@study("fig-5.7", "thesis, Figure 5.7", ("mnist",))
 class RandomSubsets(Experiment):
-    """A perceptron with one hidden layer of ReLU nodes, SGD with h = 0.1. Random subset (5.5.1): weights of the input
-    and of the hidden layer are 0 for k steps with probability 0.8 and 0.5, then woken and moved with h·k. Beside it
-    plain SGD, SGD with dropout, and what is left without the clock: another subset is 0 at every step and stays where
-    it was. Test accuracies are those of all weights awake. Few images and many steps, so that plain SGD overfits; every
-    replica has its own start, subsets and images.
+    """random subsets of the weights asleep for k steps keep a perceptron from overfitting
 
-    The thesis gives neither k, nodes, batch nor numbers of images and steps, and its accuracies as curves
-    alone. Dropout is not in its figure. Without the clock no weight is scaled for the test as dropout does, which is
-    how the thesis describes it but makes that comparison an easy one. Few images and long
-    training, so that SGD overfits: else random subsets are behind.
+    A perceptron with one hidden layer of ReLU nodes, SGD with h = 0.1. Random subset (5.5.1): weights of the input and
+    of the hidden layer are 0 for k steps with probability 0.8 and 0.5, then woken and moved with h·k. Beside it plain
+    SGD, SGD with dropout, and what is left without the clock: another subset is 0 at every step and stays where it was.
+    Test accuracies are those of all weights awake. Few images and many steps, so that plain SGD overfits; every replica
+    has its own start, subsets and images.
+
+    The thesis gives neither k, nodes, batch nor numbers of images and steps, and its accuracies as curves alone.
+    Dropout is not in its figure. Without the clock no weight is scaled for the test as dropout does, which is how the
+    thesis describes it but makes that comparison an easy one. Few images and long training, so that SGD overfits: else
+    random subsets are behind.
     """
 
     says = """

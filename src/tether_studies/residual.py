@@ -89,18 +89,17 @@ class Shifted:
             yield x.permute(0, 3, 1, 2).contiguous(), self.y[which]
 
 
-@study(
-    *("fig-4.6", "orthogonal convolutions overfit less", "thesis, Figures 4.6, 4.9; ICML paper, Figures 6, D3"),
-    data=("cifar10",),
-)
+@study("fig-4.6", "thesis, Figures 4.6, 4.9; ICML paper, Figures 6, D3", ("cifar10",))
 class Orthogonal(Experiment):
-    """SGD with momentum 0.9 (h = 0.1, a tenth of it after a third and two thirds of the epochs), with weight decay and
+    """orthogonal convolutions overfit less
+
+    SGD with momentum 0.9 (h = 0.1, a tenth of it after a third and two thirds of the epochs), with weight decay and
     without, beside o-CoLA-ud with γ = 0.5, τ = 0 and its h² equal to SGD's step; and SGD without momentum beside
     o-CoLA-od, both with h = 0.1 throughout. All convolutions are kept orthogonal, the output layer is free.
 
-    The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of
-    eight layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not
-    given there.
+    The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of eight
+    layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not given
+    there.
     """
 
     says = """

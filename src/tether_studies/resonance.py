@@ -17,12 +17,11 @@ STIFF = 10.0
 SPAN = (0.02, 10.0)  # of hΩ
 
 
-@study(
-    *("fig-1.9", "multiple time-stepping resonates; friction or drift mends it"),
-    "thesis, Figures 1.9, 1.10, 1.12–1.14",
-)
+@study("fig-1.9", "thesis, Figures 1.9, 1.10, 1.12–1.14")
 class Resonance(Experiment):
-    """Two springs on one mass, Ω = 3 (Example 1.2.2): r-RESPA resonates just below h = nπ/Ω, and friction removes it. A
+    """multiple time-stepping resonates; friction or drift mends it
+
+    Two springs on one mass, Ω = 3 (Example 1.2.2): r-RESPA resonates just below h = nπ/Ω, and friction removes it. A
     slow mass on a fast one, Ω² = 10 (Example 1.2.4): reversible averaging resonates if the slow mass stands still
     meanwhile (type 0), and does not if it drifts along (type 1). Every number comes from the nested words themselves: a
     step of a linear system is a matrix, whose columns are the images of the unit vectors.

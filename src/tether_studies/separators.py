@@ -52,17 +52,16 @@ def smallest(points: torch.Tensor, w: torch.Tensor, decay: float) -> float:
     return float(hessian_spectrum(net, (points, points), loss, regularization=decay).eigenvalues[0])
 
 
-@study(
-    *("max-margin", "gradient flow on the exponential loss turns to the hard-margin separator"),
-    "GD-dynamics slides, exponential loss, linear networks; homogeneity",
-)
+@study("max-margin", "GD-dynamics slides, exponential loss, linear networks; homogeneity")
 class Separators(Experiment):
-    """Separable points, of which two features are always 0. The flow ẇ = Σ x e^{−w·x} (labels taken into x) never ends:
+    """gradient flow on the exponential loss turns to the hard-margin separator
+
+    Separable points, of which two features are always 0. The flow ẇ = Σ x e^{−w·x} (labels taken into x) never ends:
     the weights grow like log t, turn to the separator of largest margin like 1/log t from every start, and those of the
     unseen features stay. With ½λ|w|² there is one minimum, with a positive definite Hessian.
 
-    The slides have no numbers of an experiment. The minima with λ are found by Newton's method: they are
-    unique, so the way there does not matter.
+    The slides have no numbers of an experiment. The minima with λ are found by Newton's method: they are unique, so the
+    way there does not matter.
     """
 
     says = """

@@ -1,5 +1,7 @@
 """Figures 3.13 and 3.14: who overfits the two-turn spiral, and whose accuracy varies from run to run."""
 
+from typing import Any
+
 import numpy as np
 
 from tether_studies.drawing import curves, subplots
@@ -28,9 +30,11 @@ def rise(found: Results) -> np.ndarray:
 RISE = Quantity("rise since the lowest", rise, 3)
 
 
-@study("fig-3.13", "SGD overfits a noisy spiral, LOL and AdLaLa need not", "thesis, Figure 3.13")
+@study("fig-3.13", "thesis, Figure 3.13")
 class Overfitting(Experiment):
-    """500 ReLU nodes on a noisy two-turn spiral (c = 0.1), 200 points to train on and 4000 to test.
+    """SGD overfits a noisy spiral, LOL and AdLaLa need not
+
+    500 ReLU nodes on a noisy two-turn spiral (c = 0.1), 200 points to train on and 4000 to test.
 
     Neither the size of the minibatches nor the number of steps is given: 20 points and 80,000 steps are ours.
     """
@@ -95,10 +99,12 @@ def deviations(found: Results) -> np.ndarray:
 VARIANCE = Quantity("variance", deviations)
 
 
-@study("fig-3.14", "AdLaLa and LOL vary less from run to run than Adam and SGD", "thesis, Figure 3.14")
+@study("fig-3.14", "thesis, Figure 3.14")
 class Robustness(Experiment):
-    """20 ReLU nodes, 500 points, 10 at a time, a hundred runs; weights that start as 0.01 N(0, 1), and for Adam and
-    AdLaLa also as torch's.
+    """AdLaLa and LOL vary less from run to run than Adam and SGD
+
+    20 ReLU nodes, 500 points, 10 at a time, a hundred runs; weights that start as 0.01 N(0, 1), and for Adam and AdLaLa
+    also as torch's.
 
     The number of steps is not given: 10,000, as in Figure 3.8. Biases start at 0 with the Gaussian weights.
     """
@@ -116,7 +122,7 @@ class Robustness(Experiment):
     records: int = at(20, quick=4)
 
     def run(self, lab: Lab) -> Results:
-        work = {}
+        work: dict[Any, Any] = {}
         for name, (made, start, _) in VARIED.items():
             task = Task("spiral", {"turns": 2.0}, nodes=20, train=500, batch=10, spread=start)
             work |= todo(lab, task, {name: made}, self.steps, self.runs, records=self.records)

@@ -48,18 +48,17 @@ LAYERS = {"0": "#c2452d", "2": "#d99a1c", "4": "#7a5aa6"}
 SETS = ("MNIST", "spiral")
 
 
-@study(
-    *("fig-6.1", "from start to end the loss falls for digits and meets barriers on the spiral"),
-    *("thesis, Figure 6.1A", ("mnist",)),
-)
+@study("fig-6.1", "thesis, Figure 6.1A", ("mnist",))
 class StraightLines(Experiment):
-    """The network has two hidden layers of 50 ReLU nodes, trained by Adam with step size 5e-4 from torch's own start:
-    on MNIST in batches of 128, on the spiral of four turns, of 10,000 points and 5,000 to test with, in batches of 500
+    """from start to end the loss falls for digits and meets barriers on the spiral
+
+    The network has two hidden layers of 50 ReLU nodes, trained by Adam with step size 5e-4 from torch's own start: on
+    MNIST in batches of 128, on the spiral of four turns, of 10,000 points and 5,000 to test with, in batches of 500
     (§6.1.10.1). Lines of test loss run from each run's start θ_i to its end θ_f, from another start θ'_i to θ_f, and
     between the two starts; and one layer at a time goes from start to end with the others at their end (6.2).
 
-    The thesis does not say how long these networks were trained: here ten epochs of MNIST, and the spiral
-    until its test accuracy is 100 %. After half as many steps, at 99.8 %, one line in ten has no barrier yet.
+    The thesis does not say how long these networks were trained: here ten epochs of MNIST, and the spiral until its
+    test accuracy is 100 %. After half as many steps, at 99.8 %, one line in ten has no barrier yet.
     """
 
     says = """
@@ -141,13 +140,15 @@ def barred(found: Results, layers: tuple[str, ...]) -> Any:
     return np.mean([found[f"{layer}: shapes"] == "barrier" for layer in layers], axis=0)
 
 
-@study("fig-6.17", "wide layers remove the barriers of deep perceptrons on the spiral", "thesis, Figure 6.17")
+@study("fig-6.17", "thesis, Figure 6.17")
 class Widths(Experiment):
-    """Six hidden layers of ReLU nodes, trained by Adam as in Figure 6.1A: all narrow, all wide, and wide where the
-    narrow network's layers meet barriers (1 to 4) with the last ones narrower still.
+    """wide layers remove the barriers of deep perceptrons on the spiral
 
-    The thesis's wide layers have 500 nodes, its batches 500 points; it does not say how long it trains. A
-    barrier is a rise of more than 2 % of the largest loss on the line.
+    Six hidden layers of ReLU nodes, trained by Adam as in Figure 6.1A: all narrow, all wide, and wide where the narrow
+    network's layers meet barriers (1 to 4) with the last ones narrower still.
+
+    The thesis's wide layers have 500 nodes, its batches 500 points; it does not say how long it trains. A barrier is a
+    rise of more than 2 % of the largest loss on the line.
     """
 
     says = """
@@ -237,17 +238,16 @@ RIGHT, END = of_key("accuracies", "test accuracy (%)", 2), of_key("end", "test l
 MNIST, ONE, TWO = THREE = ("MNIST", "spiral, 1 turn", "spiral, 2 turns")
 
 
-@study(
-    *("fig-3.3", "barriers lie between start and end on spirals, not on MNIST, and AdLaLa crosses higher ones"),
-    *("thesis, Figures 3.3–3.5", ("mnist",)),
-)
+@study("fig-3.3", "thesis, Figures 3.3–3.5", ("mnist",))
 class Planes(Experiment):
-    """One hidden layer of ReLU nodes: 100 for MNIST (128 images at a time), 20 for the spirals of one and two turns
-    (500 points, 25 at a time). Both methods begin at the same states, torch's own. Lines (3.34) are of test loss; a
-    plane (§3.4) lies between a start and two ends of AdLaLa, which saw other minibatches and other noise.
+    """barriers lie between start and end on spirals, not on MNIST, and AdLaLa crosses higher ones
 
-    The thesis does not give the parameters of these runs: Adam has step size 0.005, AdLaLa h = 0.25, γ = 0.5,
-    τ = 1e-4, σ = 0.01, ε = 0.1 on weights and biases by themselves.
+    One hidden layer of ReLU nodes: 100 for MNIST (128 images at a time), 20 for the spirals of one and two turns (500
+    points, 25 at a time). Both methods begin at the same states, torch's own. Lines (3.34) are of test loss; a plane
+    (§3.4) lies between a start and two ends of AdLaLa, which saw other minibatches and other noise.
+
+    The thesis does not give the parameters of these runs: Adam has step size 0.005, AdLaLa h = 0.25, γ = 0.5, τ = 1e-4,
+    σ = 0.01, ε = 0.1 on weights and biases by themselves.
     """
 
     says = """
@@ -292,7 +292,7 @@ class Planes(Experiment):
             if not other:
                 results |= packed(method, linear_path(nets, start, end, test, self.points, loss=loss))
         first = {key: x[0] for key, x in start.items()}
-        plane = surface(nets[0], first, *ends[1:], test, self.side, self.side, loss=loss)
+        plane = surface(nets[0], first, ends[1], ends[2], test, self.side, self.side, loss=loss)
         shapes = [classify(plane.alphas, row, 0.02)[0] for row in plane.losses.T]
         return {**results, "plane": plane.losses, "alphas": plane.alphas, "betas": plane.betas, "across": shapes}
 
@@ -307,7 +307,7 @@ class Planes(Experiment):
         for name in (MNIST, ONE):
             count = f"{len(lines[name]['Adam']['shapes'])} starts; a rise of 2 % of the largest loss counts"
             yield told[name], yes(max(barred[name]) == 0, count)
-        yield END.listed(lines[MNIST]), near(*reversed(END.of(lines[MNIST]).values()), 0.05)
+        yield END.listed(lines[MNIST]), near(*END.of(lines[MNIST], reversed(METHODS)).values(), within=0.05)
         yield told[TWO], yes(min(barred[TWO]) > 0.5, f"in more than half of {self.runs} runs of each")
         yield BARRIER.more(two, "AdLaLa", "Adam", paired=True, names=METHODS)
         lower = {"loss": END.less(two, "AdLaLa", "Adam", paired=True)[1]}

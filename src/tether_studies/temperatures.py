@@ -65,13 +65,15 @@ def told(found: dict[float, np.ndarray], temperatures: Iterable[float]) -> str:
     return ", ".join(f"{ACCURACY.text(found[τ])} % at {τ:.0e}" for τ in temperatures)
 
 
-@study("fig-3.1", "Langevin dynamics classifies better at a moderate temperature", "thesis, Figure 3.1")
+@study("fig-3.1", "thesis, Figure 3.1")
 class Langevin(Temperatures):
-    """500 ReLU nodes on sine against cosine (a = 3, b = 2, c = 0.02), BAOAB with h = 0.4 and γ = 10 for 50,000 steps,
-    1000 points to train on, 20 at a time. Four temperatures as in the figure, and three beyond it.
+    """Langevin dynamics classifies better at a moderate temperature
 
-    The figure has one run for each temperature. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ)
-    with t in (0, 1), a would only stretch the axis.
+    500 ReLU nodes on sine against cosine (a = 3, b = 2, c = 0.02), BAOAB with h = 0.4 and γ = 10 for 50,000 steps, 1000
+    points to train on, 20 at a time. Four temperatures as in the figure, and three beyond it.
+
+    The figure has one run for each temperature. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ) with t in
+    (0, 1), a would only stretch the axis.
     """
 
     says = """
@@ -97,12 +99,14 @@ class Langevin(Temperatures):
         yield told(found, ALL[3:]), less(found[HOTTEST], found[MILD])
 
 
-@study("fig-3.17", "LOL classifies better at a moderate temperature", "thesis, Figure 3.17")
+@study("fig-3.17", "thesis, Figure 3.17")
 class LOL(Temperatures):
-    """200 ReLU nodes on the four-turn spiral, LOL with h = 0.8 and friction 1 for 50,000 steps.
+    """LOL classifies better at a moderate temperature
 
-    The figure has one run for each temperature and does not give the data: 1000 points, 20 at a time, and
-    torch's own start are taken here, as elsewhere in section 3.6.
+    200 ReLU nodes on the four-turn spiral, LOL with h = 0.8 and friction 1 for 50,000 steps.
+
+    The figure has one run for each temperature and does not give the data: 1000 points, 20 at a time, and torch's own
+    start are taken here, as elsewhere in section 3.6.
     """
 
     says = """

@@ -8,7 +8,7 @@ from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.judges import UNDECIDED, near, plus_minus
 from tether_studies.planar import LOSS, Task, todo
-from tether_studies.quantities import Quantity
+from tether_studies.quantities import Quantity, within
 from tether_studies.recipes import recipe
 
 LOL = recipe("lol", lr=0.1, friction=0.01, temperature=1e-3)
@@ -45,14 +45,16 @@ FINAL = Quantity(
 )
 
 
-@study("fig-3.11", "LOL and AdLaLa learn sine against cosine faster than Adam", "thesis, Figures 3.11, 3.12")
+@study("fig-3.11", "thesis, Figures 3.11, 3.12")
 class Trigonometric(Experiment):
-    """100 ReLU nodes, 1000 points, 50 at a time. Three periods (a = 6): steps to 90 % test accuracy. Five periods
-    (a = 10): where Adam stops, LOL and AdLaLa go on.
+    """LOL and AdLaLa learn sine against cosine faster than Adam
 
-    Figure 3.12 averages 20 runs of 100,000 steps. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ)
-    with t in (0, 1), a would only stretch the axis, and there would be a single crossing whatever a is; then Adam is
-    above 90 % within the first 500 steps (--set printed=True).
+    100 ReLU nodes, 1000 points, 50 at a time. Three periods (a = 6): steps to 90 % test accuracy. Five periods (a =
+    10): where Adam stops, LOL and AdLaLa go on.
+
+    Figure 3.12 averages 20 runs of 100,000 steps. The data are read as x₂ = cos(b x₁ π): as printed, cos(btπ) with t in
+    (0, 1), a would only stretch the axis, and there would be a single crossing whatever a is; then Adam is above 90 %
+    within the first 500 steps (--set printed=True).
     """
 
     says = """
@@ -62,7 +64,7 @@ class Trigonometric(Experiment):
             | Figure 3.12: Adam at most 73 % after 100,000 steps
         SGLD cannot compete at all | Figure 3.12, in words
     """
-    label = ("a", "method")
+    label = ("", "method")
     columns = (TIMES, FINAL, Quantity("test loss, end", LOSS.take, LOSS.digits))
     caption = "{runs} runs"
     runs: int = at(6, quick=2, full=20)
@@ -73,20 +75,17 @@ class Trigonometric(Experiment):
     printed: bool = False  # the data as (3.33) prints them
 
     def run(self, lab: Lab) -> Results:
-        work = {}
+        work: dict[Any, Any] = {}
         for a, steps in ((6, self.three_steps), (10, self.five_steps)):
             # (3.33) has cos(btπ); only with cos(b x₁ π), x₁ = at, does a larger a give "more crossings", as it says
             options = {"scale": float(a), "frequency": 1.0 if self.printed else float(a)}
-            methods = {f"a = {a}, {name}": made for name, made in METHODS[a].items()}
+            methods = {(f"a = {a}", name): made for name, made in METHODS[a].items()}
             task = Task("trig", options, self.nodes, batch=50)
             work |= todo(lab, task, methods, steps, self.runs, records=self.records)
         return lab.pieces(work)
 
-    def tabled(self, results: Results) -> dict[tuple[int, str], Results]:
-        return {(a, name): results[f"a = {a}, {name}"] for a, methods in METHODS.items() for name in methods}
-
     def claims(self, results: Results) -> Found:
-        three, five = ({name: results[f"a = {a}, {name}"] for name in METHODS[a]} for a in METHODS)
+        three, five = (within(results, f"a = {a}") for a in METHODS)
         times, ends = TIME.of(three), FINAL.of(five)
         quickest = min(ADAM, key=lambda name: times[name].mean())
         yield TIME.less(three, ("LOL", "AdLaLa"), quickest, told="steps to 90 %: ", names=three)
@@ -102,8 +101,8 @@ class Trigonometric(Experiment):
         yield FINAL.less(five, "SGLD", ("LOL", "AdLaLa", best), names=("SGLD",))
 
     def draw(self, results: Results) -> Figures:
-        numbers = {"a = 6 (Figure 3.11)": 6, "a = 10 (Figure 3.12)": 10}
-        groups = {title: {x: results[f"a = {a}, {x}"] for x in METHODS[a]} for title, a in numbers.items()}
+        numbers = {"a = 6 (Figure 3.11)": "a = 6", "a = 10 (Figure 3.12)": "a = 10"}
+        groups = {title: within(results, a) for title, a in numbers.items()}
         figure, panels = curves(groups, {"loss": "test loss", "accuracy": "test accuracy %"})
         for axis in panels[:, 0]:
             axis.set_yscale("log")

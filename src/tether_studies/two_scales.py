@@ -41,11 +41,13 @@ def patched(x: torch.Tensor, y: torch.Tensor, alone: torch.Tensor, seed: int, dr
     return x
 
 
-@study("fig-5.1", "two time scales learn both images and patches", "thesis, Figure 5.1", ("cifar10",))
+@study("fig-5.1", "thesis, Figure 5.1", ("cifar10",))
 class Patches(Experiment):
-    """A fifth of the training images of CIFAR-10 is as it is; of the others a fifth is nothing but a patch of 7 × 7
-    pixels in the middle that tells the class, the rest has both. A small step memorizes the patches, a large one learns
-    the images; a composite network, one copy fast and one slow, merged every k steps, shall do both (5.9.3).
+    """two time scales learn both images and patches
+
+    A fifth of the training images of CIFAR-10 is as it is; of the others a fifth is nothing but a patch of 7 × 7 pixels
+    in the middle that tells the class, the rest has both. A small step memorizes the patches, a large one learns the
+    images; a composite network, one copy fast and one slow, merged every k steps, shall do both (5.9.3).
 
     The thesis has a WideResNet-16 and all of CIFAR-10; here three convolutions and 8,000 images.
     """
@@ -140,16 +142,18 @@ IMAGES = {  # with momentum, as the thesis has it where nothing else is said
 }
 
 
-@study("fig-5.9", "biases on the slow time scale generalize better", "thesis, Figures 5.9–5.12", ("cifar10",))
+@study("fig-5.9", "thesis, Figures 5.9–5.12", ("cifar10",))
 class SlowBiases(Experiment):
-    """One hidden layer of ReLU nodes on the four-turn spiral. Multirate SGD (Algorithm 5.1, k = 5, h = 1, no momentum):
-    the weights every step with h/k = 0.2, biases every five steps with h, spread over them. Beside it plain SGD with
-    h = 0.2, and what is not it: biases with a larger step at every step, biases frozen for k steps without the larger
+    """biases on the slow time scale generalize better
+
+    One hidden layer of ReLU nodes on the four-turn spiral. Multirate SGD (Algorithm 5.1, k = 5, h = 1, no momentum):
+    the weights every step with h/k = 0.2, biases every five steps with h, spread over them. Beside it plain SGD with h
+    = 0.2, and what is not it: biases with a larger step at every step, biases frozen for k steps without the larger
     one, only the input biases, only the output bias. And a convolutional network on CIFAR-10 with slow biases (k = 10)
     in its last layer.
 
-    The thesis has 5 runs on the spiral, and a ResNet-34 on all of CIFAR-10 for Figure 5.12; here a network of
-    three convolutions on 5,000 images. The number of nodes and steps of Figure 5.9 is not given.
+    The thesis has 5 runs on the spiral, and a ResNet-34 on all of CIFAR-10 for Figure 5.12; here a network of three
+    convolutions on 5,000 images. The number of nodes and steps of Figure 5.9 is not given.
     """
 
     says = """

@@ -14,7 +14,7 @@ from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, every, less, more, near, plus_minus, yes
 from tether_studies.planar import ACCURACY, BEST, WORST, Task, todo
-from tether_studies.quantities import Quantity, given
+from tether_studies.quantities import Quantity, given, within
 from tether_studies.recipes import recipe
 
 __all__ = ["METHODS", "PUBLISHED", "TASK", "adlala"]
@@ -60,12 +60,14 @@ def histogram(axis: Any, values: np.ndarray, limit: float, bins: int, logarithmi
     axis.set(yticks=[], xlim=(-limit, limit))
 
 
-@study("fig-3.8", "AdLaLa classifies the two-turn spiral best and leaves no weights near zero", "thesis, Figure 3.8")
+@study("fig-3.8", "thesis, Figure 3.8")
 class Weights(Experiment):
-    """20 ReLU nodes, 500 points, 25 at a time, 10,000 steps, a hundred runs of each method.
+    """AdLaLa classifies the two-turn spiral best and leaves no weights near zero
 
-    The start is not given: torch's own is taken, as in the authors' program, and for the order also
-    0.01 N(0, 1) with biases 0. SGD and Adam depend on it, AdLaLa does not.
+    20 ReLU nodes, 500 points, 25 at a time, 10,000 steps, a hundred runs of each method.
+
+    The start is not given: torch's own is taken, as in the authors' program, and for the order also 0.01 N(0, 1) with
+    biases 0. SGD and Adam depend on it, AdLaLa does not.
     """
 
     says = """
@@ -159,18 +161,17 @@ AT_END = {  # published, by the turns
     4: {"SGD": 58.0, "Adam": 67.0, "SGLD": 54.0, "AdLaLa": 80.0},
 }
 FRICTIONS = {2: 0.5, 4: 0.1}  # of AdLaLa
-SIZE = Quantity("mean |parameter|", lambda values: np.abs(values).mean(1), 3)
+SIZE = Quantity("mean |parameter|", lambda found: np.abs(found["values"]).mean(1), 3)
 
 
-@study(
-    *("fig-3.6", "thermodynamic methods excite all weights at once; on four turns that pays"),
-    "thesis, Figures 3.6, 3.7",
-)
+@study("fig-3.6", "thesis, Figures 3.6, 3.7")
 class OverTime(Experiment):
-    """500 ReLU nodes, 1000 points, 20 at a time, on two and four turns, seen after 50, 1000 and 10,000 steps.
+    """thermodynamic methods excite all weights at once; on four turns that pays
 
-    The figures show a single run; here several. Their start is not given: 0.01 N(0, 1) is taken, as in Figures
-    3.9 and 3.14, with biases 0. Their captions give σ = 0.01 for SGLD; here also the σ = 0.1 of Figure 3.8.
+    500 ReLU nodes, 1000 points, 20 at a time, on two and four turns, seen after 50, 1000 and 10,000 steps.
+
+    The figures show a single run; here several. Their start is not given: 0.01 N(0, 1) is taken, as in Figures 3.9 and
+    3.14, with biases 0. Their captions give σ = 0.01 for SGLD; here also the σ = 0.1 of Figure 3.8.
     """
 
     says = """
@@ -189,28 +190,26 @@ class OverTime(Experiment):
 
     def run(self, lab: Lab) -> Results:
         """Test accuracies and parameters at three times."""
-        work = {}
+        work: dict[Any, Any] = {}
         for turns, friction in FRICTIONS.items():
             task = Task("spiral", {"turns": float(turns)}, self.nodes, spread=self.start)
-            methods = {f"{turns} turns, {x}": y for x, y in {**OVER_TIME, "AdLaLa": adlala(friction=friction)}.items()}
+            made = OVER_TIME | {"AdLaLa": adlala(friction=friction)}
+            methods = {(f"{turns} turns", name): made[name] for name in made}
             work |= todo(lab, task, methods, self.times[-1], self.runs, records=self.times, watch=parameters)
         return lab.pieces(work)
 
-    def by_method(self, results: Results, turns: int) -> Results:
-        return {name: results[f"{turns} turns, {name}"] for name in (*OVER_TIME, "AdLaLa")}
-
     def claims(self, results: Results) -> Found:
-        two, four = (self.by_method(results, turns) for turns in FRICTIONS)
+        two, four = (within(results, f"{turns} turns") for turns in FRICTIONS)
         yield ACCURACY.more(two, ("SGD", "Adam", "AdLaLa"), "SGLD", names=two)
         yield ACCURACY.more(four, "AdLaLa", ("SGD", "Adam", "SGLD"), names=four)
-        early, late = ({name: inner(found, record) for name, found in four.items()} for record in (0, -1))
+        early, late = ({x: {"values": inner(found, record)} for x, found in four.items()} for record in (0, -1))
         yield sizes("mean |parameter| on four turns: ", early), SIZE.more(early, ("SGLD", "AdLaLa"), ("SGD", "Adam"))[1]
         yield sizes("mean |parameter| on four turns, in the end: ", late), SIZE.more(late, "SGLD", "AdLaLa")[1]
 
     def tables(self, results: Results) -> list[Table]:
         rows = []
         for turns, published in AT_END.items():
-            for name, found in self.by_method(results, turns).items():
+            for name, found in within(results, f"{turns} turns").items():
                 rows.append([turns, name, *map(plus_minus, found["accuracy"][:, 0]), published.get(name, "–")])
         times = [f"% at step {t:,}" for t in self.times]
         return [Table(["turns", "method", *times, "thesis %, at the end"], rows, f"Test accuracy, {self.runs} runs")]
@@ -219,7 +218,7 @@ class OverTime(Experiment):
         figure, panels = subplots(4, 5, figsize=(8.6, 8.4), sharex="row")
         rows = [(turns, kind) for turns in FRICTIONS for kind in ("weights 1", "biases")]
         for line, (turns, kind) in zip(panels, rows, strict=True):
-            for axis, (name, found) in zip(line, self.by_method(results, turns).items(), strict=True):
+            for axis, (name, found) in zip(line, within(results, f"{turns} turns").items(), strict=True):
                 for i, colour in enumerate(("#14532d", "#3f9b5f", "#f2c14e")):
                     style = {"color": colour, "alpha": 0.6, "label": f"step {self.times[i]:,}"}
                     histogram(axis, found[kind][i], 2.0, 80, logarithmic=True, **style)
@@ -233,5 +232,5 @@ class OverTime(Experiment):
         return {"weights": figure}
 
 
-def sizes(text: str, values: dict[str, np.ndarray]) -> str:
-    return text + ", ".join(f"{name} {np.abs(x).mean():.3f}" for name, x in values.items())
+def sizes(text: str, found: dict[str, Results]) -> str:
+    return text + ", ".join(f"{name} {SIZE.take(x).mean():.3f}" for name, x in found.items())
