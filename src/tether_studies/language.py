@@ -171,11 +171,11 @@ class Language(Reading):
 
     def run(self, lab: Lab) -> Results:
         """Run i of every method has the same start."""
-        pairs = [(text, method) for text in TEXTS for method in self.methods(text)]
-        return lab.runs(pairs, self.runs, lambda pair, seed: self.piece(*pair, seed))
+        return lab.runs([(x, method) for x in TEXTS for method in self.methods(x)], self.runs, self.piece)
 
-    def piece(self, text: str, method: str, seed: int) -> Results:
+    def piece(self, pair: tuple[str, str], seed: int) -> Results:
         """Train once; training and validation loss after every epoch."""
+        text, method = pair
         data, held_out, network = self.texts(text, self.batches[list(TEXTS).index(text)])
         torch.manual_seed(seed)
         net = network()

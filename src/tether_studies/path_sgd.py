@@ -114,11 +114,11 @@ class PathSGD(Experiment):
 
     def run(self, lab: Lab) -> Results:
         """Run i of every method has the same images, start, minibatches and dropout."""
-        cells = list(product(DROPOUTS, STARTS, METHODS))
-        return lab.runs(cells, self.runs, lambda cell, seed: self.piece(*cell, seed))
+        return lab.runs(list(product(DROPOUTS, STARTS, METHODS)), self.runs, self.piece)
 
-    def piece(self, dropout: str, start: str, method: str, seed: int) -> Results:
+    def piece(self, cell: tuple[str, str, str], seed: int) -> Results:
         """The step size with the lowest training loss at the end, and its curve."""
+        dropout, start, method = cell
         pairs = self.sets(seed)
         torch.manual_seed(seed)
         model: nn.Module = network(pairs[0][0].shape[1], self.nodes, DROPOUTS[dropout])
@@ -154,9 +154,8 @@ class PathSGD(Experiment):
         """As on the slides: a row for each measure, a column for each start, without dropout and with it."""
         figure, axes = subplots(3, 4, figsize=(10, 7.5), sharex=True, sharey="row")
         for column, cell in zip(axes.T, product(DROPOUTS, STARTS), strict=True):
-            for method in METHODS:
-                curve = results[(*cell, method)]["curve"].mean(2)
-                for axis, values in zip(column, curve.T, strict=True):
+            for method, found in within(results, *cell).items():
+                for axis, values in zip(column, found["curve"].mean(2).T, strict=True):
                     axis.plot(values, "--" if method == OURS else "-", label=method)
             column[0].set_title(", ".join(cell), fontsize=10)
             column[2].set_xlabel("epoch")

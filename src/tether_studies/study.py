@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "Figures", "Results", "Study", "Table", "at"]
 
-Results = dict[str, Any]
+Results = dict[Any, Any]  # what pieces found by their names, texts or tuples; or what one found by keys
 Figures = dict[str, Any]
 T = TypeVar("T")
 

@@ -52,7 +52,7 @@ def test_path_sgd_goes_the_same_way_from_both_starts_and_sgd_does_not(mnist):
     study = path_sgd.PathSGD(nodes=16, images=300, tests=200, epochs=2, short=1)
     for dropout in path_sgd.DROPOUTS:
         found = {
-            (method, start): study.piece(dropout, start, method, seed=1)
+            (method, start): study.piece((dropout, start, method), seed=1)
             for method in ("SGD", "Path-SGD")
             for start in path_sgd.STARTS
         }

@@ -107,7 +107,7 @@ def test_the_table_follows_from_the_columns_and_none_is_all(declared):
 
 
 def test_two_runs_are_set_against_each_other():
-    pairs = {name: (RUNS["SGD"], RUNS["Adam"]) for name in ("here", "there")}
+    pairs = dict.fromkeys(("here", "there"), (RUNS["SGD"], RUNS["Adam"]))
     measured, (verdict, evidence) = against(more, pairs, unit=" %")
     assert measured == "here 3.0 ± 0.1 against 1.0 ± 0.1; there 3.0 ± 0.1 against 1.0 ± 0.1 %"
     assert (verdict, evidence.count("(held)")) == ("held", 2)

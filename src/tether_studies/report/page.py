@@ -108,9 +108,9 @@ def _command(result: Result) -> str:
 
 
 def _table(table: dict[str, Any]) -> str:
-    cell = lambda value: escape(f"{value:.4g}" if isinstance(value, float) else value)  # noqa: E731
+    cells = [[f"{value:.4g}" if isinstance(value, float) else value for value in row] for row in table["rows"]]
     head = "".join(f"<th>{escape(name)}" for name in table["head"])
-    rows = "".join("<tr>" + "".join(f"<td>{cell(value)}" for value in row) for row in table["rows"])
+    rows = "".join("<tr>" + "".join(f"<td>{escape(value)}" for value in row) for row in cells)
     caption = f"<caption>{escape(table['caption'])}</caption>" if table["caption"] else ""
     return f"<div class=wide><table>{caption}<thead><tr>{head}</thead><tbody>{rows}</tbody></table></div>"
 
