@@ -1,5 +1,3 @@
-"""Tables 6.6 to 6.8 and Figure 6.21: networks of one test accuracy disagree on images between two digits."""
-
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 

@@ -1,5 +1,3 @@
-"""Figures 4.1 to 4.3 and 4.11, Tables 4.1 and 4.5: weights bounded by circles make classifiers smooth."""
-
 import math
 from functools import partial
 from itertools import pairwise
@@ -8,11 +6,10 @@ import numpy as np
 
 from tether.measure import boundary_curvature, prediction_gradient
 from tether_studies.drawing import subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, recipe, study
 from tether_studies.judges import every, less, near
 from tether_studies.planar import ACCURACY, LOSS, Task, draw_classifier, learn, starts
 from tether_studies.quantities import of_key
-from tether_studies.recipes import Recipe, recipe
 
 H, RADII, WARM = 0.05, (1.0, 5.0), 5e-5
 SPIRAL = Task(options={"turns": 2, "scale": 1.0, "noise": 0.05}, nodes=500, train=100, test=2000, batch=2)

@@ -1,5 +1,3 @@
-"""Minima of networks with more weights than points are degenerate; weight decay can mend that (GD-dynamics slides)."""
-
 import math
 from typing import Any
 

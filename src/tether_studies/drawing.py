@@ -10,8 +10,9 @@ import numpy as np
 
 from tether_studies.judges import mean_error
 
-__all__ = ["curves", "draw_bars", "draw_curves", "draw_lines", "draw_means", "subplots"]
+__all__ = ["WHOLE", "curves", "draw_bars", "draw_curves", "draw_means", "lines", "subplots"]
 
+WHOLE = "whole network"
 Pieces = Mapping[str, Mapping[str, Any]]
 
 
@@ -76,15 +77,26 @@ def draw_bars(axis: Any, cells: Mapping[str, np.ndarray], ticks: Sequence[Any]) 
     axis.set(xticks=range(len(ticks)), xticklabels=ticks)
 
 
-def draw_lines(axis: Any, losses: np.ndarray, colour: Any, label: str, mean: bool = False, **style: Any) -> None:
-    """Draw the loss on the way from start to end for each run; or the mean, with the standard error as a band."""
-    alphas = np.linspace(0, 1, losses.shape[1])
-    if mean and len(losses) > 1:
-        middle, error = losses.mean(0), losses.std(0, ddof=1) / np.sqrt(len(losses))
-        axis.plot(alphas, middle, color=colour, label=label, **{"lw": 1.5, **style})
-        axis.fill_between(alphas, middle - error, middle + error, color=colour, alpha=0.2, lw=0)
-    else:
-        for i, one in enumerate(losses):
-            axis.plot(alphas, one, color=colour, label=label if i == 0 else None, **{"lw": 0.8, "alpha": 0.7, **style})
-    axis.set(xlim=(0, 1), xlabel="α (0 start, 1 end)")
-    axis.spines[["top", "right"]].set_visible(False)
+def lines(groups: Mapping[str, Mapping[str, np.ndarray]], columns: int, mean: bool = False) -> tuple[Any, Any]:
+    """Draw the loss on the way from start to end: a panel for each group under its title, in so many columns.
+
+    Each run has a line, or all have their mean, with its standard error as a band. That of the whole network is dashed.
+    """
+    rows = -(-len(groups) // columns)
+    figure, panels = subplots(rows, columns, figsize=(max(8.4, 3.7 * columns), 3.4 * rows), squeeze=False)
+    for axis, (title, found) in zip(panels.flat, groups.items(), strict=False):
+        for i, (label, losses) in enumerate(found.items()):
+            alphas, style = (
+                np.linspace(0, 1, losses.shape[1]),
+                {"color": f"C{i}", "ls": "--" if label == WHOLE else "-"},
+            )
+            shown, width = (losses.mean(0)[None], 1.5) if mean else (losses, 0.8)
+            axis.plot(alphas, shown.T, label=[label, *(None for _ in shown[1:])], lw=width, **style)
+            if mean and len(losses) > 1:
+                error = losses.std(0, ddof=1) / np.sqrt(len(losses))
+                axis.fill_between(alphas, shown[0] - error, shown[0] + error, color=f"C{i}", alpha=0.2, lw=0)
+        axis.set(title=title, xlim=(0, 1), xlabel="α (0 start, 1 end)", ylabel="test loss")
+        axis.spines[["top", "right"]].set_visible(False)
+        if found:
+            axis.legend(fontsize=7)
+    return figure, panels

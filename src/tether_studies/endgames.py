@@ -1,5 +1,3 @@
-"""Figures 3.18 and 3.19: AdLaLa on two tables, chess endgames and poker hands."""
-
 from functools import lru_cache, partial
 from typing import Any
 
@@ -9,12 +7,11 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether_studies.drawing import curves
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, perceptron
 from tether_studies.judges import plus_minus
 from tether_studies.planar import ACCURACY, LOSS
 from tether_studies.quantities import Quantity, within
-from tether_studies.recipes import Recipe, recipe
 
 adlala = partial(recipe, "adlala", coupling=0.01, noise=0.001, output_temperature=1e-6)
 GAMES: dict[str, dict[str, Recipe]] = {

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any, ClassVar, TypeVar
 
+import torch
+
+import tether
 from tether_studies.judges import Judgement
 from tether_studies.lab import Lab
 from tether_studies.quantities import Quantity, tabulated
 from tether_studies.study import Claim, Figures, Results, Study, Table, at, no_figures
 
-__all__ = ["KNOWN", "Experiment", "Figures", "Found", "Lab", "Results", "Table", "at", "study"]
+__all__ = ["KNOWN", "Experiment", "Figures", "Found", "Lab", "Recipe", "Results", "Table", "at", "recipe", "study"]
 
+Recipe = Callable[[Any, int], torch.optim.Optimizer]  # of networks, or one, and a seed that names the noise
 Found = Iterator[tuple[str, Judgement] | None]  # what was measured and its judgement, claim by claim
 E = TypeVar("E", bound="Experiment")
 KNOWN: dict[str, Study] = {}
@@ -49,6 +53,17 @@ class Experiment:
 
     def draw(self, results: Results) -> Figures:
         return {}
+
+
+def recipe(method: str, **settings: Any) -> Recipe:
+    """A function of `tether.methods`, or else a class of `torch.optim`, with its settings."""
+
+    def made(nets: Any, seed: int) -> torch.optim.Optimizer:
+        if hasattr(tether.methods, method):
+            return getattr(tether.methods, method)(nets, seed=seed, **settings)
+        return getattr(torch.optim, method)(nets.parameters(), **settings)
+
+    return made
 
 
 def study(name: str, source: str, data: Sequence[str] = ()) -> Callable[[type[E]], type[E]]:

@@ -1,5 +1,3 @@
-"""Figures 4.7 and 4.10, Table 4.3: bounded weights against overfitting on Fashion-MNIST."""
-
 from functools import lru_cache
 from typing import Any
 
@@ -10,10 +8,9 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether_studies.drawing import curves
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, perceptron, tested
 from tether_studies.quantities import Quantity, at_end, given
-from tether_studies.recipes import Recipe, recipe
 
 COLA = "c-CoLA-ud"
 PUBLISHED: dict[tuple[float, float], tuple[float, ...]] = {  # Table 4.3: accuracy and loss, without decay and with it

@@ -19,9 +19,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import tether
 from tether_studies.drawing import draw_means, subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table
 from tether_studies.judges import more, plus_minus
-from tether_studies.recipes import Recipe
 
 __all__ = ["FineTuning", "Method", "multirate", "sgd"]
 

@@ -10,11 +10,10 @@ import torch
 import tether
 from tether.measure import boundary_curvature
 from tether_studies.drawing import draw_bars, subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, recipe, study
 from tether_studies.judges import HELD, every, less, more, near, plus_minus, yes
 from tether_studies.planar import ACCURACY, LOSS, Task, classifier, draw_classifier, each, learn, starts, todo
 from tether_studies.quantities import at_end, crossed, tabulated
-from tether_studies.recipes import recipe
 
 ADLALA: dict[str, Any] = {"temperature": 1e-4, "noise": 0.01}
 CLASSIFIERS = {  # and the standard deviation of their starts

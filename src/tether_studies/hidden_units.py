@@ -1,5 +1,3 @@
-"""Test error against the number of hidden nodes: implicit regularization, after the Path-SGD slides."""
-
 import math
 from collections.abc import Mapping
 from functools import partial

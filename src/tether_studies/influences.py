@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from tether.measure import between, random_labels, transplant
+from tether_studies import drawing
 from tether_studies.blocks import BLOCKS, Training, halved, lines, residual, train
-from tether_studies.drawing import draw_lines, subplots
+from tether_studies.drawing import WHOLE
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, less, more, plus_minus, yes
 from tether_studies.lines import ACCURACY, BARRIER, DISTANCE, SHAPES, State, all_are, counted, gathered, state_of
 from tether_studies.quantities import within
 
 CONVOLUTIONAL = BLOCKS[:4]
-SHADES = ("#c2452d", "#d99a1c", "#3a8f4d", "#7a5aa6", "#888888")
 BASE, PLAIN = "scratch", "scratch, no decay"
 PRETRAINED, RANDOM = "pre-trained", "random labels, no decay"
 TOP, BEFORE, AFTER = "top", "before the top", "after the top"
@@ -160,19 +160,15 @@ class OtherStarts(Experiment):
         yield f"{said} %, {right[PLAIN]} % from scratch", every(lower)
 
     def draw(self, results: Results) -> Figures:
-        figure, panels = subplots(2, 2, figsize=(9, 7.2))
         shown = {
             "pre-training, random labels (Figure 6.2)": [BASE, PRETRAINED, PLAIN, RANDOM],
             "starts on the line (Figures 6.3, 6.12)": [PLAIN, TOP, BEFORE, AFTER],
             "all but one block trained (Figure 6.4)": [BASE, *PARTIAL.values()],
             "one block from random labels (Figure 6.5)": [PLAIN, *ADVERSE.values()],
         }
-        for axis, (title, kinds) in zip(panels.flat, shown.items(), strict=True):
-            for name, colour in zip(kinds, SHADES, strict=False):
-                draw_lines(axis, gathered(results, f"{name}: losses"), colour, name, mean=True)
-            axis.set(title=title, ylabel="test loss")
-            axis.legend()
-        return {"starts": figure}
+        found = self.tabled(results)
+        groups = {title: {name: found[name]["losses"] for name in names} for title, names in shown.items()}
+        return {"starts": drawing.lines(groups, 2, mean=True)[0]}
 
 
 DECAYS, RATES = (0.0, 1e-4, 5e-4, 5e-3), (0.1, 0.01, 0.001)
@@ -330,22 +326,12 @@ class Influences(Experiment):
     def draw(self, results: Results) -> Figures:
         """Figures 6.6 and 6.10 block by block, 6.7 and 6.8 for the whole network."""
         found = self.tabled(results)
-        figure, panels = subplots(2, 3, figsize=(11, 7))
-        numbers = {ALL: "6.1B", FEWER: "6.6", STILL: "6.6", DEEPER: "6.10"}
-        for axis, (name, number) in zip(panels.flat, numbers.items(), strict=False):
-            for block, colour in zip(BLOCKS, SHADES, strict=True):
-                draw_lines(axis, found[name][f"{block}: losses"], colour, block, mean=True)
-            draw_lines(axis, found[name]["losses"], "#1f5fa8", "network", mean=True, ls="--")
-            axis.set_title(f"{name} ({number})")
-        several = {
-            "weight decay (6.7)": {f"{x:g}": ALL if x == 5e-4 else f"decay {x:g}" for x in DECAYS},
-            "fixed step size (6.8)": {f"h = {x:g}": f"fixed h = {x:g}" for x in RATES},
-        }
-        for axis, (title, kinds) in zip(panels.flat[4:], several.items(), strict=True):
-            for colour, (label, name) in zip(SHADES, kinds.items(), strict=False):
-                draw_lines(axis, found[name]["losses"], colour, label)
-            axis.set_title(title)
-        for axis in panels.flat:
-            axis.set_ylabel("test loss")
-            axis.legend(fontsize=7)
-        return {"influences": figure}
+        groups = {}
+        for name, number in {ALL: "6.1B", FEWER: "6.6", STILL: "6.6", DEEPER: "6.10"}.items():
+            blocks = {block: found[name][f"{block}: losses"] for block in BLOCKS}
+            groups[f"{name} ({number})"] = {**blocks, WHOLE: found[name]["losses"]}
+        decays = {f"{x:g}": ALL if x == 5e-4 else f"decay {x:g}" for x in DECAYS}
+        rates = {f"h = {x:g}": f"fixed h = {x:g}" for x in RATES}
+        for title, names in (("weight decay (6.7)", decays), ("fixed step size (6.8)", rates)):
+            groups[title] = {label: found[name]["losses"] for label, name in names.items()}
+        return {"influences": drawing.lines(groups, 3, mean=True)[0]}

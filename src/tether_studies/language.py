@@ -11,10 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether_studies.drawing import curves, draw_curves, subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.judges import less, more
 from tether_studies.quantities import Quantity, against, at_end, given, within
-from tether_studies.recipes import Recipe, recipe
 
 COLA = "c-CoLA-ud"
 TEXTS = {"Penn Treebank": tether.data.ptb, "WikiText-2": tether.data.wikitext2}

@@ -1,5 +1,3 @@
-"""Which solution of a linear problem gradient descent finds (GD-dynamics slides, square loss)."""
-
 from functools import partial
 from itertools import product
 from typing import Any

@@ -1,5 +1,3 @@
-"""Figure 5.4, small: MobileNetV2 with its ImageNet weights, fine-tuned on CIFAR-10 at 64 × 64 pixels."""
-
 from functools import lru_cache
 from typing import Any
 

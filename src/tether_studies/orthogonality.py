@@ -1,5 +1,3 @@
-"""Figures 4.4, 4.5 and 4.8: deep perceptrons with orthogonal weights on the four-turn spiral."""
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +11,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
 from tether_studies.drawing import curves
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, study
 from tether_studies.judges import less, more, plus_minus, yes
 from tether_studies.planar import Sets, Task
 from tether_studies.quantities import against, crossed, of_key
-from tether_studies.recipes import Recipe
-
-__all__ = ["METHODS", "SPIRAL", "Method", "learn", "network"]
 
 SPIRAL = Task(options={"turns": 4}, train=500, test=1000, batch=25)
 NODES = 100

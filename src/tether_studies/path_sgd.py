@@ -1,5 +1,3 @@
-"""Path-SGD beside SGD and AdaGrad from balanced and unbalanced starts, after the experiment of the Path-SGD slides."""
-
 import copy
 import math
 import warnings
@@ -15,11 +13,10 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether_studies.drawing import subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
 from tether_studies.images import Pair, tested
 from tether_studies.judges import Judgement, every, less, yes
 from tether_studies.quantities import Quantity, within
-from tether_studies.recipes import recipe
 
 OURS = "Path-SGD"
 METHODS = {  # of a step size

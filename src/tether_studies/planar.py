@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
+from tether_studies.experiment import Recipe
 from tether_studies.lab import Lab
 from tether_studies.quantities import Quantity, at_end
-from tether_studies.recipes import Recipe
 from tether_studies.study import Results
 
 __all__ = ["ACCURACY", "BEST", "LOSS", "WORST", "Sets", "Task", "classifier", "draw_classifier", "each", "learn"]

@@ -1,5 +1,3 @@
-"""Figure 5.7: random subsets of the weights asleep for k steps, on MNIST."""
-
 import math
 from collections.abc import Mapping
 from functools import partial

@@ -1,5 +1,3 @@
-"""Figures 4.6 and 4.9: a residual network with BatchNorm and orthogonal weights on CIFAR-10."""
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -11,13 +9,10 @@ from torch.nn.functional import avg_pool2d, cross_entropy, pad
 
 import tether
 from tether_studies.drawing import curves
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
 from tether_studies.images import Pair, pictures, tested
 from tether_studies.judges import less, more, plus_minus
 from tether_studies.quantities import at_end
-from tether_studies.recipes import recipe
-
-__all__ = ["Block", "Residual", "Shifted", "normed"]
 
 H = 0.1
 METHODS = {  # and the factor of a decay of the step size

@@ -1,5 +1,3 @@
-"""Figures 1.9, 1.10 and 1.12 to 1.14: where multiple time-stepping breaks down, and what mends it."""
-
 import math
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Figure 5.6 and Tables 5.1 to 5.3: a transformer fine-tuned on SST-2 with its slow layers on a slow clock."""
-
 import os
 from functools import lru_cache
 from importlib import import_module

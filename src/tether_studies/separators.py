@@ -1,5 +1,3 @@
-"""Where gradient flow on the exponential loss goes (GD-dynamics slides): the direction of the hard-margin separator."""
-
 import math
 from functools import partial
 from itertools import combinations, pairwise

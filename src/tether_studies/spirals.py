@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 
 from tether_studies.drawing import curves, subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, recipe, study
 from tether_studies.judges import more, plus_minus
 from tether_studies.planar import ACCURACY, BEST, LOSS, WORST, Task, todo
 from tether_studies.quantities import Quantity
-from tether_studies.recipes import recipe
 from tether_studies.weights import adlala
 
 WARM = {"temperature": 1e-4, "output_temperature": 1e-8}

@@ -12,13 +12,12 @@ from torch.nn.functional import cross_entropy
 import tether
 from tether.measure import linear_path, surface
 from tether.measure.shape import classify
-from tether_studies.drawing import draw_lines, subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.drawing import WHOLE, lines
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, first_digits, perceptron
 from tether_studies.judges import every, less, more, near, plus_minus, yes
 from tether_studies.lines import BARRIER, SHAPES, all_are, by_layer, counted, highest, line_of, packed, state_of
 from tether_studies.quantities import Quantity, of_key
-from tether_studies.recipes import Recipe, recipe
 
 Loss = Callable[..., torch.Tensor]
 ADAM = recipe("Adam", lr=5e-4)
@@ -43,8 +42,8 @@ def trained(nets: tether.Replicas, made: Recipe, data: Pair, loss: Loss, steps: 
     return start, nets.state_dict()
 
 
-LINES = {"θ_i → θ_f": "#1f5fa8", "θ'_i → θ_f": "#3a8f4d", "θ_i → θ'_i": "#222222"}
-LAYERS = {"0": "#c2452d", "2": "#d99a1c", "4": "#7a5aa6"}
+LINES = ("θ_i → θ_f", "θ'_i → θ_f", "θ_i → θ'_i")
+LAYERS = ("layer 0", "layer 2", "layer 4")
 SETS = ("MNIST", "spiral")
 
 
@@ -99,36 +98,28 @@ class StraightLines(Experiment):
         return results
 
     def tabled(self, results: Results) -> dict[tuple[str, str], Results]:
-        lines = [*LINES, *(f"layer {layer}" for layer in LAYERS)]
-        return {(name, line): line_of(results[name], line) for name, line in product(SETS, lines)}
+        return {(name, line): line_of(results[name], line) for name, line in product(SETS, LINES + LAYERS)}
 
     def claims(self, results: Results) -> Found:
-        lines = {(name, line): line_of(results[name], line) for name, line in product(SETS, LINES)}
-        own, other, _ = LINES
+        found, (own, other, _) = self.tabled(results), LINES
         count = f"{self.runs} runs; a rise of 2 % of the largest loss counts"
         for name, line, shape in (("MNIST", own, "monotone"), ("MNIST", other, "monotone"), ("spiral", own, "barrier")):
-            found = lines[name, line]
-            accuracy = f"; test accuracy {found['accuracies'].mean():.1f} %" if line == own else ""
-            yield counted(found["shapes"]) + accuracy, all_are(shape, found["shapes"], count)
+            one = found[name, line]
+            accuracy = f"; test accuracy {one['accuracies'].mean():.1f} %" if line == own else ""
+            yield counted(one["shapes"]) + accuracy, all_are(shape, one["shapes"], count)
         rises = highest(results["spiral"], own)
         said = f"by {rises.mean():.2f}, from {rises.min():.2f} to {rises.max():.2f}"
         yield said, more(rises, np.zeros(self.runs))
-        near, far = (lines["spiral", line]["barriers"] for line in (own, other))
+        near, far = (found["spiral", line]["barriers"] for line in (own, other))
         yield f"barriers of {far.mean():.2f} instead of {near.mean():.2f}", less(near, far, paired=True)
 
     def draw(self, results: Results) -> Figures:
         """Figure 6.1A, and the layers below it."""
-        figure, panels = subplots(2, 2, figsize=(8.4, 6.4), sharex=True)
-        for (upper, lower), name in zip(panels.T, SETS, strict=True):
-            for line, colour in LINES.items():
-                draw_lines(upper, results[name][f"{line}: losses"], colour, line)
-            for (layer, colour), label in zip(LAYERS.items(), ("first", "second", "third"), strict=True):
-                draw_lines(lower, results[name][f"layer {layer}: losses"], colour, f"{label} layer")
-            upper.set(title=name, xlabel="")
-            for axis in (upper, lower):
-                axis.set_ylabel("test loss")
-                axis.legend()
-        return {"lines": figure}
+        layers = dict(zip(LAYERS, ("first layer", "second layer", "third layer"), strict=True))
+        groups = {name: {line: results[name][f"{line}: losses"] for line in LINES} for name in SETS}
+        for name in SETS:
+            groups[f"{name}, by layer"] = {label: results[name][f"{x}: losses"] for x, label in layers.items()}
+        return {"lines": lines(groups, 2)[0]}
 
 
 EARLY, HIDDEN = 4, 6
@@ -197,38 +188,34 @@ class Widths(Experiment):
         return whole | by_layer(nets, start, end, test, self.points, bce)
 
     def tabled(self, results: Results) -> dict[tuple[str, str], Results]:
-        lines = {"net": "net"} | {layer: f"layer {i + 1}" for i, layer in enumerate(SEVEN)}
-        return {(name, lines[line]): line_of(results[name], line) for name, line in product(results, lines)}
+        labels = {"net": "net"} | {layer: f"layer {i + 1}" for i, layer in enumerate(SEVEN)}
+        return {(name, label): line_of(found, x) for name, found in results.items() for x, label in labels.items()}
 
     def claims(self, results: Results) -> Found:
-        lines = {name: line_of(found, "net") for name, found in results.items()}
+        nets = {name: line_of(found, "net") for name, found in results.items()}
         widths = {name: "-".join(map(str, nodes)) for name, nodes in self.widths().items()}
-        said = ", ".join(f"{name}: {line['accuracies'].mean():.1f} %" for name, line in lines.items())
-        yield said, every({name: near(line["accuracies"], 100, 0.5) for name, line in lines.items()})
+        said = ", ".join(f"{name}: {line['accuracies'].mean():.1f} %" for name, line in nets.items())
+        yield said, every({name: near(line["accuracies"], 100, 0.5) for name, line in nets.items()})
         early, late = (barred(results["narrow"], layers) for layers in (SEVEN[:EARLY], SEVEN[EARLY:]))
         said = f"barriers on {100 * early.mean():.0f} % of the lines of layers 1 to 4 and {100 * late.mean():.0f} % of"
         yield f"{said} later ones ({widths['narrow']})", more(early, late, paired=True)
-        shapes, height = lines["narrow"]["shapes"], lines["narrow"]["barriers"]
+        shapes, height = nets["narrow"]["shapes"], nets["narrow"]["barriers"]
         often = bool((shapes == "barrier").mean() > 0.5)
         yield counted(shapes), yes(often, f"more than half of {self.runs} runs")
         for name, tail in (("wide", f", {height.mean():.2f} in the narrow one"), ("wide, then narrow", "")):
-            told, barriers = counted(lines[name]["shapes"]), lines[name]["barriers"]
-            judged = {"lower": less(barriers, height), "gone": yes("barrier" not in lines[name]["shapes"], told)}
+            told, barriers = counted(nets[name]["shapes"]), nets[name]["barriers"]
+            judged = {"lower": less(barriers, height), "gone": yes("barrier" not in nets[name]["shapes"], told)}
             yield f"{told}: {barriers.mean():.2f} high{tail} ({widths[name]})", every(judged)
 
     def draw(self, results: Results) -> Figures:
-        from matplotlib import colormaps
-
-        figure, panels = subplots(1, 3, figsize=(11, 3.8), sharey=True)
-        for axis, (name, widths) in zip(panels, self.widths().items(), strict=True):
-            for i, layer in enumerate(SEVEN):
-                losses, shade = results[name][f"{layer}: losses"], colormaps["viridis"](i / len(SEVEN))
-                draw_lines(axis, losses, shade, f"layer {i + 1}", mean=True, lw=1)
-            draw_lines(axis, results[name]["net: losses"], "#1f5fa8", "whole network", mean=True, ls=":", lw=2.5)
-            axis.set(title="-".join(map(str, widths)), ylabel="test loss" if axis is panels[0] else "")
+        groups = {}
+        for name, widths in self.widths().items():
+            shown = {f"layer {i + 1}": results[name][f"{layer}: losses"] for i, layer in enumerate(SEVEN)}
+            groups["-".join(map(str, widths))] = {**shown, WHOLE: results[name]["net: losses"]}
+        figure, panels = lines(groups, 3, mean=True)
+        for axis in panels.flat:
             axis.set_yscale("symlog", linthresh=1.0)
             axis.set_ylim(0, None)
-        panels[0].legend(fontsize=7, ncols=2)
         return {"widths": figure}
 
 
@@ -321,15 +308,12 @@ class Planes(Experiment):
 
     def draw(self, results: Results) -> Figures:
         """Figures 3.3 and 3.4 above, 3.5 below."""
-        figure, panels = subplots(2, 3, figsize=(10.2, 6.4))
-        for name, (top, bottom) in zip(THREE, panels.T, strict=True):
+        groups = {name: {method: results[name][f"{method}: losses"] for method in METHODS} for name in THREE}
+        figure, panels = lines(groups | {f"{name}, a plane": {} for name in THREE}, 3)
+        for axis, name in zip(panels[1], THREE, strict=True):
             found = results[name]
-            for method, colour in zip(METHODS, ("#1f5fa8", "#c2452d"), strict=True):
-                draw_lines(top, found[f"{method}: losses"], colour, method)
-            top.set(title=name, ylabel="test loss" if name == MNIST else "")
-            top.legend()
             plane = np.log10(np.maximum(found["plane"].T, 1e-6))
-            mesh = bottom.contourf(found["alphas"], found["betas"], plane, levels=30)
-            figure.colorbar(mesh, ax=bottom, label="log₁₀ of the test loss" if name == TWO else None)
-            bottom.set(xlabel="α (0 start, 1 ends)", ylabel="β (1 one end, 0 the other)" if name == MNIST else "")
+            mesh = axis.contourf(found["alphas"], found["betas"], plane, levels=30)
+            figure.colorbar(mesh, ax=axis, label="log₁₀ of the test loss")
+            axis.set(xlabel="α (0 start, 1 ends)", ylabel="β (1 one end, 0 the other)")
         return {"planes": figure}

@@ -56,19 +56,12 @@ def no_figures(results: Results, config: Any) -> Mapping[str, Any]:
 class Study:
     """An experiment by its name, at three scales.
 
-    Args:
-        name: as `tether run` takes it, e.g. ``fig-3.8``.
-        title: the claim in a line.
-        source: document and figure or table.
-        config: a frozen dataclass of plain values; its defaults end within ten minutes on two cores. Fields that are
-            declared by `at` have other values for a run of seconds (``quick``, which shows that the program works and
-            decides nothing) and for the paper's scale (``full``).
-        run: the experiment: ``run(config, lab)`` returns results, plain values and arrays by name.
-        claims: ``claims(results, config)`` sets measured beside published and says what holds.
-        draw: ``draw(results, config)`` returns figures by name, drawn like the paper's.
-        tables: ``tables(results, config)`` returns the numbers behind them.
-        data: the data sets it needs, by the names of their folders; packages as ``pip:NAME``, or ``weights:NAME``.
-        notes: what differs from the paper, and why.
+    ``run(config, lab)`` returns results, plain values and arrays by name; ``claims(results, config)`` sets measured
+    beside published; ``draw`` and ``tables`` show the numbers behind them. `config` is a frozen dataclass of plain
+    values whose defaults end within ten minutes on two cores; fields that are declared by `at` have other values for a
+    run of seconds (``quick``, which decides nothing) and for the paper's scale (``full``). `data` has the data sets it
+    needs, by the names of their folders, and packages as ``pip:NAME`` or ``weights:NAME``; `notes` what differs from
+    the paper, and why.
     """
 
     name: str

@@ -6,10 +6,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tether_studies.drawing import draw_means, subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
 from tether_studies.judges import every, less, more
 from tether_studies.planar import ACCURACY, BEST, LOSS, WORST, Task, draw_classifier, each, todo
-from tether_studies.recipes import recipe
 
 ALL = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 COLD, MILD, WARMER, HOT, HOTTEST = 1e-8, 1e-5, 1e-4, 1e-3, 1e-2

@@ -1,15 +1,12 @@
-"""Figures 3.11 and 3.12: LOL and AdLaLa learn sine against cosine faster than Adam."""
-
 from typing import Any
 
 import numpy as np
 
 from tether_studies.drawing import curves
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
 from tether_studies.judges import UNDECIDED, near, plus_minus
 from tether_studies.planar import LOSS, Task, todo
 from tether_studies.quantities import Quantity, within
-from tether_studies.recipes import recipe
 
 LOL = recipe("lol", lr=0.1, friction=0.01, temperature=1e-3)
 ADAM = {f"Adam h={h}": recipe("Adam", lr=h) for h in (0.005, 0.01, 0.02)}

@@ -8,12 +8,11 @@ import torch
 
 import tether
 from tether_studies.drawing import curves
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Convolutional, Pair, pictures, tested
 from tether_studies.judges import more
 from tether_studies.planar import Task, learn
 from tether_studies.quantities import Quantity, against, at_end, of_key
-from tether_studies.recipes import Recipe, recipe
 
 METHODS = {
     "small step": partial(recipe, "SGD", lr=0.004, momentum=0.9),

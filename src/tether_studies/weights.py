@@ -11,13 +11,10 @@ import torch
 
 import tether
 from tether_studies.drawing import subplots
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, recipe, study
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, every, less, more, near, plus_minus, yes
 from tether_studies.planar import ACCURACY, BEST, WORST, Task, todo
 from tether_studies.quantities import Quantity, given, within
-from tether_studies.recipes import recipe
-
-__all__ = ["METHODS", "PUBLISHED", "TASK", "adlala"]
 
 adlala = partial(recipe, "adlala", lr=0.25, temperature=1e-4, noise=0.01, coupling=0.1)
 METHODS = {

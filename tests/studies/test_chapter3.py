@@ -6,8 +6,8 @@ import torch
 
 import tether
 from tether_studies import endgames, spirals, trigonometric, weights
+from tether_studies.experiment import recipe
 from tether_studies.planar import Task, classifier, learn, outputs, scores, starts
-from tether_studies.recipes import recipe
 
 TASK = Task("spiral", {"turns": 4.0}, nodes=7, train=40, test=30, batch=10)
 SGD = recipe("sgd", lr=0.1)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from tether_studies import fine_tuning, mobilenet
+from tether_studies.experiment import recipe
 from tether_studies.fine_tuning import FineTuning, Trainee, sgd
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 from tether_studies.lab import side_by_side
-from tether_studies.recipes import recipe
 
 
 def small(seed):

@@ -8,10 +8,10 @@ import torch
 
 import tether
 from tether_studies import experiment
+from tether_studies.experiment import recipe
 from tether_studies.judges import more
 from tether_studies.lab import Lab
 from tether_studies.quantities import Quantity, against, at_end, of_key, tabulated, within
-from tether_studies.recipes import recipe
 from tether_studies.study import Study, at, no_figures
 
 
