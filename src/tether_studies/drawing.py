@@ -77,13 +77,16 @@ def draw_bars(axis: Any, cells: Mapping[str, np.ndarray], ticks: Sequence[Any]) 
     axis.set(xticks=range(len(ticks)), xticklabels=ticks)
 
 
-def lines(groups: Mapping[str, Mapping[str, np.ndarray]], columns: int, mean: bool = False) -> tuple[Any, Any]:
+def lines(
+    groups: Mapping[str, Mapping[str, np.ndarray]], columns: int, mean: bool = False, **options: Any
+) -> tuple[Any, Any]:
     """Draw the loss on the way from start to end: a panel for each group under its title, in so many columns.
 
     Each run has a line, or all have their mean, with its standard error as a band. That of the whole network is dashed.
     """
     rows = -(-len(groups) // columns)
-    figure, panels = subplots(rows, columns, figsize=(max(8.4, 3.7 * columns), 3.4 * rows), squeeze=False)
+    size = (max(8.4, 3.7 * columns), 3.4 * rows)
+    figure, panels = subplots(rows, columns, figsize=size, squeeze=False, **options)
     for axis, (title, found) in zip(panels.flat, groups.items(), strict=False):
         for i, (label, losses) in enumerate(found.items()):
             alphas, style = (

@@ -203,7 +203,7 @@ class Orthogonality(Experiment):
 
     def draw(self, results: Results) -> Figures:
         found = {name: {**one, "epochs": one["steps"] * SPIRAL.batch / SPIRAL.train} for name, one in results.items()}
-        depths = {method: {str(d): found[f"{method}, {d}"] for d in self.depths} for method in METHODS}
+        depths = {method: {f"{d} hidden layers": found[f"{method}, {d}"] for d in self.depths} for method in METHODS}
         soft = {h: {f"λ = {s:g}": found[f"h={h}, λ={s}"] for s in self.strengths} for h in self.step_sizes}
         groups = {f"soft constraint, h = {h:g}": one for h, one in soft.items()}
         hard = {"τ = 0": found[f"o-CoLA-od, {self.deep}"], f"τ = {self.temperature:g}": found[f"warm, {self.deep}"]}

@@ -212,7 +212,7 @@ class Widths(Experiment):
         for name, widths in self.widths().items():
             shown = {f"layer {i + 1}": results[name][f"{layer}: losses"] for i, layer in enumerate(SEVEN)}
             groups["-".join(map(str, widths))] = {**shown, WHOLE: results[name]["net: losses"]}
-        figure, panels = lines(groups, 3, mean=True)
+        figure, panels = lines(groups, 3, mean=True, sharey=True)
         for axis in panels.flat:
             axis.set_yscale("symlog", linthresh=1.0)
             axis.set_ylim(0, None)
