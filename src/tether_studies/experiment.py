@@ -70,11 +70,14 @@ def study(name: str, source: str, data: Sequence[str] = ()) -> Callable[[type[E]
     """Put an experiment on the list. Its docstring has the title, the setting, and what differs from the paper."""
 
     def declared(kind: type[E]) -> type[E]:
-        title, _, notes = (" ".join(part.split()) for part in cleandoc(kind.__doc__ or "").split("\n\n", 2))
+        told = [" ".join(part.split()) for part in cleandoc(kind.__doc__ or "").split("\n\n", 2)]
+        if len(told) < 3:
+            rule = "title, setting, and what differs from the paper, with empty lines between"
+            raise ValueError(f"{name}: the docstring of {kind.__name__} has {len(told)} of three paragraphs: {rule}")
         parts: dict[str, Any] = {"claims": judged, "tables": lambda results, config: config.tables(results)}
         parts["draw"] = no_figures if kind.draw is Experiment.draw else lambda results, config: config.draw(results)
         config: Any = dataclass(frozen=True)(kind)
-        KNOWN[name] = Study(name, title, source, config, kind.run, data=data, notes=notes, **parts)
+        KNOWN[name] = Study(name, told[0], source, config, kind.run, data=data, notes=told[2], **parts)
         return config
 
     return declared
@@ -82,7 +85,11 @@ def study(name: str, source: str, data: Sequence[str] = ()) -> Callable[[type[E]
 
 def judged(results: Results, config: Experiment) -> Iterator[Claim]:
     """What the paper says beside what was found."""
-    for (text, published), found in zip(said(config), config.claims(results), strict=True):
+    claims, judgements = said(config), list(config.claims(results))
+    if len(claims) != len(judgements):
+        counts = f"{type(config).__name__} says {len(claims)} claims and judges {len(judgements)}"
+        raise ValueError(f"{counts}: `claims` must yield for each what was measured and its judgement, or None")
+    for (text, published), found in zip(claims, judgements, strict=True):
         if found is not None:
             yield Claim(text, published, found[0], *found[1])
 

@@ -96,8 +96,16 @@ def test_claims_are_what_the_paper_says_beside_what_was_found(declared):
 
 def test_a_claim_that_is_forgotten_is_an_error(declared, monkeypatch):
     monkeypatch.setattr(declared.config, "claims", lambda self, results: iter([("seen", ("held", ""))]))
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="Small says 3 claims and judges 1: `claims` must yield"):
         list(declared.claims(RESULTS, declared.at("quick")))
+
+
+def test_a_docstring_that_lacks_a_paragraph_is_an_error():
+    class Bare(experiment.Experiment):
+        """only a title"""
+
+    with pytest.raises(ValueError, match="bare: the docstring of Bare has 1 of three paragraphs: title, setting"):
+        experiment.study("bare", "nobody")(Bare)
 
 
 def test_the_table_follows_from_the_columns_and_none_is_all(declared):
