@@ -3,8 +3,6 @@
 An `Experiment` that a module of this package declares with `@study(...)` is on the list.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from difflib import get_close_matches

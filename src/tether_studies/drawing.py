@@ -1,7 +1,5 @@
 """What the studies' figures share: panels, curves with bands, means with errors, bars, lines of loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Experiment: how a study is written down, in a class that reads like the description of the experiment."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ disk before the next one begins: a study that was interrupted equals, bit for bi
 was done under one config. Nothing in it is ever deleted; what is damaged is set aside and done again.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Quantities: what is measured of every run, from which texts, judgements and tables follow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

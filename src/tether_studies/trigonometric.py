@@ -30,16 +30,17 @@ def never(found: Results, accuracy: float = ENOUGH) -> int:
     return int((found["accuracy"][:, 0].max(0) < accuracy).sum())
 
 
+def last_tenth(records: np.ndarray) -> np.ndarray:
+    return records[-max(1, len(records) // 10) :]
+
+
 def late(found: Results) -> str:
     return plus_minus(first_time(found), 0) + (f" ({never(found)} never)" if never(found) else "")
 
 
 TIME = Quantity(f"steps to {ENOUGH:.0f} %", first_time, 0)
 TIMES = Quantity(TIME.name, lambda found: found, show=late)
-FINAL = Quantity(
-    *("test accuracy %, last tenth", lambda found: found["accuracy"][-max(1, len(found["steps"]) // 10) :, 0].mean(0)),
-    unit=" %",
-)
+FINAL = Quantity("test accuracy %, last tenth", lambda found: last_tenth(found["accuracy"][:, 0]).mean(0), unit=" %")
 
 
 @study("fig-3.11", "thesis, Figures 3.11, 3.12")

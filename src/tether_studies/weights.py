@@ -85,6 +85,8 @@ class Weights(Experiment):
             | 35 points for Adam, 10 for LOL, less for AdLaLa
         Adam does worse where more of its parameters are zero | section 3.5, in words
     """
+    columns = (ACCURACY, WORST, BEST, given("thesis", "thesis %"), ZEROS)
+    caption = "{runs} runs of {steps:,} steps"
     runs: int = at(100, quick=4, full=1000)
     steps: int = at(10_000, quick=100)
 
@@ -124,9 +126,6 @@ class Weights(Experiment):
         verdict = UNDECIDED if not abs(r) > 2 * error else (HELD if r < 0 else NOT_HELD)
         said = f"correlation {r:.2f} of accuracy with the share below {SMALL}"
         yield said, (verdict, f"± {error:.2f} over {self.runs} runs")
-
-    columns = (ACCURACY, WORST, BEST, given("thesis", "thesis %"), ZEROS)
-    caption = "{runs} runs of {steps:,} steps"
 
     def tabled(self, results: Results) -> dict[str, Results]:
         return {x: one | {"thesis": PUBLISHED.get(x.partition(",")[0], "–")} for x, one in results.items()}

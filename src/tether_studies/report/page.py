@@ -1,7 +1,5 @@
 """The report: one HTML file without anything from elsewhere, a page for each study."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shlex
