@@ -1,9 +1,7 @@
-"""The papers' experiments, one file each: `tether list`, `tether run NAME`, `tether report`.
+"""The papers' experiments: `tether list`, `tether run NAME`, `tether report`.
 
-A module of this package that declares a `Study` named STUDY is on the list.
+An `Experiment` that a module of this package declares with `@study(...)` is on the list.
 """
-
-from __future__ import annotations
 
 import pkgutil
 import re
@@ -11,6 +9,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 
+from tether_studies.experiment import KNOWN
 from tether_studies.study import Claim, Study, Table
 
 __all__ = ["Claim", "Study", "Table", "find", "studies"]
@@ -19,12 +18,9 @@ __all__ = ["Claim", "Study", "Table", "find", "studies"]
 @lru_cache
 def studies() -> dict[str, Study]:
     """All studies by name, in the order of the papers."""
-    found: list[Study] = []
     for module in pkgutil.iter_modules(__path__):
-        loaded = import_module(f"{__name__}.{module.name}")
-        if isinstance(study := getattr(loaded, "STUDY", None), Study):
-            found.append(study.of(loaded))
-    return {study.name: study for study in sorted(found, key=lambda study: _order(study.name))}
+        import_module(f"{__name__}.{module.name}")
+    return {name: KNOWN[name] for name in sorted(KNOWN, key=_order)}
 
 
 def find(name: str) -> Study:

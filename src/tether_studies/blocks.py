@@ -3,8 +3,6 @@
 Pictures are averaged to 16 × 16, there are four blocks of two convolutions each and a linear layer on their mean.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +13,8 @@ from torch import nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
 from tether.measure import distance, layer_paths, linear_path
-from tether_studies.digits import Pair
+from tether_studies.images import Pair, pictures, tested
 from tether_studies.lines import State, packed, state_of
-from tether_studies.pictures import accuracy, pictures
 from tether_studies.residual import Block, Shifted, normed
 from tether_studies.study import Results
 
@@ -105,4 +102,4 @@ def lines(
         for name, path in layer_paths(net, start, end, test, points, globs).items():
             results |= packed(name, [path])
     net.load_state_dict(end)
-    return {**results, "accuracy": accuracy(net, *test), "distance": distance(start, end)}
+    return {**results, "accuracy": tested(net, *test)[1], "distance": distance(start, end)}

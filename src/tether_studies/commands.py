@@ -3,8 +3,6 @@
 Each takes a parser, adds its arguments and returns what to do with them (see `tether.cli`).
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import multiprocessing

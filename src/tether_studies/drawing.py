@@ -1,6 +1,4 @@
-"""What the studies' figures share: panels, curves with bands, bars with errors."""
-
-from __future__ import annotations
+"""What the studies' figures share: panels, curves with bands, means with errors, bars, lines of loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +6,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["draw_bars", "draw_curve", "draw_curves", "subplots"]
+from tether_studies.judges import mean_error
+
+__all__ = ["WHOLE", "curves", "draw_bars", "draw_curves", "draw_means", "lines", "subplots"]
+
+WHOLE = "whole network"
+Pieces = Mapping[str, Mapping[str, Any]]
 
 
 def subplots(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
@@ -19,28 +22,82 @@ def subplots(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]
     return plt.subplots(rows, columns, layout="constrained", **options)
 
 
-def draw_curve(axis: Any, x: Any, values: np.ndarray, label: str, band: str = "error", **style: Any) -> None:
-    """Draw the mean of some runs over time (records × runs), and as a band its standard error or all of its range."""
-    mean = values.mean(1)
-    (line,) = axis.plot(x, mean, label=label, **{"lw": 1.3, **style})
-    if band and values.shape[1] > 1:
-        error = values.std(1, ddof=1) / math.sqrt(values.shape[1])
-        low, high = (values.min(1), values.max(1)) if band == "range" else (mean - error, mean + error)
-        axis.fill_between(x, low, high, color=line.get_color(), alpha=0.2, lw=0)
+def curves(
+    groups: Mapping[str, Pieces], keys: Mapping[str, str], x: str = "steps", across: bool = False, **style: Any
+) -> tuple[Any, Any]:
+    """Draw what was recorded over time: a column for each group under its title, a row for each key with its label.
+
+    Across, groups are rows and keys are columns. Returns the figure and its panels, groups × keys.
+    """
+    rows, columns = (len(groups), len(keys)) if across else (len(keys), len(groups))
+    size = (max(6.4, 3.7 * columns), max(4.2, 3.3 * rows))
+    figure, panels = subplots(rows, columns, figsize=size, sharex="col", squeeze=False)
+    by_group = panels if across else panels.T
+    for line, (title, found) in zip(by_group, groups.items(), strict=True):
+        for axis, (key, label) in zip(line, keys.items(), strict=True):
+            draw_curves(axis, found, key, x, **style)
+            axis.set_ylabel(label)
+        line[0].set_title(title)
+        line[0].legend()
+    for axis in panels[-1]:
+        axis.set_xlabel(x)
+    return figure, by_group
 
 
-def draw_curves(axis: Any, found: Mapping[str, Mapping[str, Any]], key: str, x: str = "steps", **style: Any) -> None:
-    """Draw a curve for each name; where the times of all runs are recorded, those of the first count."""
+def draw_curves(axis: Any, found: Pieces, key: str, x: str = "steps", band: str = "error", **style: Any) -> None:
+    """Draw the mean over runs for each name, and as a band its standard error or the range of all runs.
+
+    Where the times of all runs are recorded, those of the first count.
+    """
     for i, (name, one) in enumerate(found.items()):
-        values, times = one[key], one[x] if np.ndim(one[x]) == 1 else one[x][:, 0]
-        draw_curve(axis, times, values.reshape(len(values), -1), name, **{"color": f"C{i}", **style})
+        values, times = np.reshape(one[key], (len(one[key]), -1)), one[x] if np.ndim(one[x]) == 1 else one[x][:, 0]
+        mean = values.mean(1)
+        axis.plot(times, mean, label=name, **{"lw": 1.3, "color": f"C{i}", **style})
+        if band and values.shape[1] > 1:
+            error = values.std(1, ddof=1) / math.sqrt(values.shape[1])
+            low, high = (values.min(1), values.max(1)) if band == "range" else (mean - error, mean + error)
+            axis.fill_between(times, low, high, color=f"C{i}", alpha=0.2, lw=0)
 
 
-def draw_bars(axis: Any, cells: Mapping[str, np.ndarray], ticks: Sequence[Any], colours: Sequence[str]) -> None:
+def draw_means(axis: Any, x: Sequence[Any], values: Sequence[Any], **style: Any) -> None:
+    """Draw mean and standard error of the runs at each x."""
+    means, errors = zip(*map(mean_error, values), strict=True)
+    axis.errorbar(x, means, errors, **{"fmt": "o-", "capsize": 3, **style})
+
+
+def draw_bars(axis: Any, cells: Mapping[str, np.ndarray], ticks: Sequence[Any]) -> None:
     """Draw bars side by side at every tick, one for each name: means of ticks × runs, with standard errors."""
-    width = 0.8 / len(cells)
+    width, colours = 0.8 / len(cells), ("#1f77b4", "#d62728", "#e8b82c", "#8e44ad", "#2ca02c")
     for k, ((label, values), colour) in enumerate(zip(cells.items(), colours, strict=False)):
         place = np.arange(len(ticks)) + width * (k - (len(cells) - 1) / 2)
         error = values.std(1, ddof=1) / values.shape[1] ** 0.5
         axis.bar(place, values.mean(1), 0.95 * width, yerr=error, color=colour, label=label, capsize=2)
     axis.set(xticks=range(len(ticks)), xticklabels=ticks)
+
+
+def lines(
+    groups: Mapping[str, Mapping[str, np.ndarray]], columns: int, mean: bool = False, **options: Any
+) -> tuple[Any, Any]:
+    """Draw the loss on the way from start to end: a panel for each group under its title, in so many columns.
+
+    Each run has a line, or all have their mean, with its standard error as a band. That of the whole network is dashed.
+    """
+    rows = -(-len(groups) // columns)
+    size = (max(8.4, 3.7 * columns), 3.4 * rows)
+    figure, panels = subplots(rows, columns, figsize=size, squeeze=False, **options)
+    for axis, (title, found) in zip(panels.flat, groups.items(), strict=False):
+        for i, (label, losses) in enumerate(found.items()):
+            alphas, style = (
+                np.linspace(0, 1, losses.shape[1]),
+                {"color": f"C{i}", "ls": "--" if label == WHOLE else "-"},
+            )
+            shown, width = (losses.mean(0)[None], 1.5) if mean else (losses, 0.8)
+            axis.plot(alphas, shown.T, label=[label, *(None for _ in shown[1:])], lw=width, **style)
+            if mean and len(losses) > 1:
+                error = losses.std(0, ddof=1) / np.sqrt(len(losses))
+                axis.fill_between(alphas, shown[0] - error, shown[0] + error, color=f"C{i}", alpha=0.2, lw=0)
+        axis.set(title=title, xlim=(0, 1), xlabel="α (0 start, 1 end)", ylabel="test loss")
+        axis.spines[["top", "right"]].set_visible(False)
+        if found:
+            axis.legend(fontsize=7)
+    return figure, panels

@@ -1,12 +1,3 @@
-"""Figures 3.18 and 3.19: AdLaLa on two tables, chess endgames and poker hands.
-
-Chess: two hidden layers of 500 and 200 ReLU nodes, batches of 1024. Poker: one hidden layer of 200, batches of 500.
-Adam and SGD with momentum have the step sizes that the thesis found best.
-"""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,23 +6,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
-from tether_studies.digits import Pair, perceptron
-from tether_studies.drawing import draw_curves, subplots
-from tether_studies.judges import every, more, plus_minus
-from tether_studies.lab import Lab
-from tether_studies.planar import ACCURACY
-from tether_studies.recipes import Recipe, recipe
-from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
+from tether_studies.drawing import curves
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
+from tether_studies.images import Pair, perceptron
+from tether_studies.judges import plus_minus
+from tether_studies.planar import ACCURACY, LOSS
+from tether_studies.quantities import Quantity, within
 
-STUDY = Study(
-    "fig-3.18",
-    "AdLaLa on chess endgames and poker hands",
-    "thesis, Figures 3.18, 3.19",
-    data=("krkopt", "poker-hand"),
-    notes="Neither the split, nor the scaling of the inputs, nor the number of epochs is given: a fifth of the "
-    "shuffled rows to test, and columns with mean 0 and deviation 1, are ours. The poker hands are the 25,010 of the "
-    "training file.",
-)
 adlala = partial(recipe, "adlala", coupling=0.01, noise=0.001, output_temperature=1e-6)
 GAMES: dict[str, dict[str, Recipe]] = {
     "chess": {
@@ -48,18 +29,9 @@ GAMES: dict[str, dict[str, Recipe]] = {
 CLASSES, FIGURES = {"chess": 18, "poker": 10}, {"chess": "3.18", "poker": "3.19"}
 
 
-@dataclass(frozen=True)
-class Config:
-    rows: int = at(100_000, quick=1500)  # at most
-    chess_nodes: tuple[int, ...] = at((500, 200), quick=(20, 10))
-    chess_batch: int = at(1024, quick=200)
-    chess_steps: int = at(1500, quick=20, full=10_000)
-    chess_runs: int = at(3, quick=2, full=5)
-    poker_nodes: tuple[int, ...] = at((200,), quick=(20,))
-    poker_batch: int = at(500, quick=100)
-    poker_steps: int = at(5000, quick=20, full=40_000)
-    poker_runs: int = at(5, quick=2)
-    records: int = at(15, quick=4)
+def best(found: Results) -> str:
+    when = int(found["accuracy"].mean(1).argmax())
+    return f"{plus_minus(found['accuracy'][when])} (epoch {found['epochs'][when]:.0f})"
 
 
 @lru_cache(2)
@@ -73,61 +45,69 @@ def split(game: str, rows: int, seed: int) -> tuple[Pair, Pair]:
     return (x[:cut], y[:cut]), (x[cut:], y[cut:])
 
 
-def run(config: Config, lab: Lab) -> Results:
-    """Test loss and accuracy over time."""
-    pairs = [(game, name) for game, methods in GAMES.items() for name in methods]
-    return lab.pieces({f"{game}, {name}": partial(learn, config, lab, game, name) for game, name in pairs})
+@study("fig-3.18", "thesis, Figures 3.18, 3.19", ("krkopt", "poker-hand"))
+class Endgames(Experiment):
+    """AdLaLa on chess endgames and poker hands
 
+    Chess: two hidden layers of 500 and 200 ReLU nodes, batches of 1024. Poker: one hidden layer of 200, batches of 500.
+    Adam and SGD with momentum have the step sizes that the thesis found best.
 
-def learn(config: Config, lab: Lab, game: str, method: str) -> Results:
-    """All runs of a method at once, each from its own start and with its own minibatches."""
-    nodes, batch, steps, runs = (getattr(config, f"{game}_{field}") for field in ("nodes", "batch", "steps", "runs"))
-    data, (x, y) = split(game, config.rows, lab.named_seed(f"split of {game}"))
-    widths = (x.shape[1], *nodes, CLASSES[game])
-    nets = tether.Replicas(lambda: perceptron(*widths), runs, seed=lab.named_seed(game))
+    Neither the split, nor the scaling of the inputs, nor the number of epochs is given: a fifth of the shuffled rows to
+    test, and columns with mean 0 and deviation 1, are ours. The poker hands are the 25,010 of the training file.
+    """
 
-    @torch.no_grad()
-    def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        out = nets(x, each=False)
-        losses = cross_entropy(out.flatten(0, 1), y.repeat(runs), reduction="none").view(runs, -1)
-        return {"accuracy": 100 * (out.argmax(2) == y).float().mean(1), "loss": losses.mean(1)}
+    says = """
+        chess: AdLaLa has a higher test accuracy than Adam and SGD with momentum
+            | Figure 3.18: enhanced performance may be obtained
+        poker: AdLaLa has a higher test accuracy than Adam and SGD with momentum
+            | Figure 3.19: enhanced performance may be obtained
+    """
+    label = ("", "method")
+    columns = (
+        Quantity("test accuracy %, end", ACCURACY.take),
+        Quantity("test accuracy %, best", lambda found: found, show=best),
+        Quantity("test loss, end", LOSS.take, 3),
+    )
+    rows: int = at(100_000, quick=1500)  # at most
+    chess_nodes: tuple[int, ...] = at((500, 200), quick=(20, 10))
+    chess_batch: int = at(1024, quick=200)
+    chess_steps: int = at(1500, quick=20, full=10_000)
+    chess_runs: int = at(3, quick=2, full=5)
+    poker_nodes: tuple[int, ...] = at((200,), quick=(20,))
+    poker_batch: int = at(500, quick=100)
+    poker_steps: int = at(5000, quick=20, full=40_000)
+    poker_runs: int = at(5, quick=2)
+    records: int = at(15, quick=4)
 
-    seed, place = lab.named_seed(f"minibatches of {game}"), lab.checkpoint(f"{game}, {method}")
-    options: dict[str, Any] = {"log_every": max(1, steps // config.records), "callbacks": [test], "seed": seed}
-    opt = GAMES[game][method](nets, seed)
-    log = tether.train(nets, opt, data, steps=steps, batch=batch, checkpoint=place, progress=False, **options)
-    return {"epochs": torch.tensor(log.steps) * batch / len(data[0]), **log.metrics}
+    def run(self, lab: Lab) -> Results:
+        pairs = [(game, name) for game, methods in GAMES.items() for name in methods]
+        return lab.each(pairs, lambda pair: self.learn(lab, *pair))
 
+    def learn(self, lab: Lab, game: str, method: str) -> Results:
+        """All runs of a method at once, each from its own start and with its own minibatches."""
+        nodes, batch, steps, runs = (getattr(self, f"{game}_{field}") for field in ("nodes", "batch", "steps", "runs"))
+        data, (x, y) = split(game, self.rows, lab.named_seed(f"split of {game}"))
+        widths = (x.shape[1], *nodes, CLASSES[game])
+        nets = tether.Replicas(lambda: perceptron(*widths), runs, seed=lab.named_seed(game))
 
-def claims(results: Results, config: Config) -> Claims:
-    for game, methods in GAMES.items():
-        found = {name: results[f"{game}, {name}"] for name in methods}
-        of, epochs = ACCURACY.of(found), float(found["AdLaLa"]["epochs"][-1])
-        yield Claim(
-            f"{game}: AdLaLa has a higher test accuracy than Adam and SGD with momentum",
-            f"Figure {FIGURES[game]}: enhanced performance may be obtained",
-            f"after {epochs:.0f} epochs: {ACCURACY.listed(found)}",
-            *every({f"AdLaLa > {name}": more(of["AdLaLa"], of[name]) for name in of if name != "AdLaLa"}),
-        )
+        @torch.no_grad()
+        def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+            out = nets(x, each=False)
+            losses = cross_entropy(out.flatten(0, 1), y.repeat(runs), reduction="none").view(runs, -1)
+            return {"accuracy": 100 * (out.argmax(2) == y).float().mean(1), "loss": losses.mean(1)}
 
+        seed, place = lab.named_seed(f"minibatches of {game}"), lab.checkpoint((game, method))
+        options: dict[str, Any] = {"log_every": max(1, steps // self.records), "callbacks": [test], "seed": seed}
+        opt = GAMES[game][method](nets, seed)
+        log = tether.train(nets, opt, data, steps=steps, batch=batch, checkpoint=place, progress=False, **options)
+        return {"epochs": torch.tensor(log.steps) * batch / len(data[0]), **log.metrics}
 
-def tables(results: Results, config: Config) -> list[Table]:
-    rows = []
-    for piece, found in results.items():
-        best = int(found["accuracy"].mean(1).argmax())
-        game, _, name = piece.partition(", ")
-        when = f"{plus_minus(found['accuracy'][best])} (epoch {found['epochs'][best]:.0f})"
-        rows.append([game, name, plus_minus(found["accuracy"][-1]), when, plus_minus(found["loss"][-1], 3)])
-    return [Table(["", "method", "test accuracy %, end", "test accuracy %, best", "test loss, end"], rows)]
+    def claims(self, results: Results) -> Found:
+        for game in GAMES:
+            found = within(results, game)
+            after = f"after {found['AdLaLa']['epochs'][-1]:.0f} epochs: "
+            yield ACCURACY.more(found, "AdLaLa", ("Adam", "SGD, momentum"), told=after, names=found)
 
-
-def draw(results: Results, config: Config) -> Figures:
-    figure, panels = subplots(2, 2, figsize=(8.2, 6.4), sharex="col")
-    for (top, bottom), (game, methods) in zip(panels.T, GAMES.items(), strict=True):
-        found = {name: results[f"{game}, {name}"] for name in methods}
-        draw_curves(top, found, "accuracy", "epochs")
-        draw_curves(bottom, found, "loss", "epochs")
-        top.set(title=f"{game} (Figure {FIGURES[game]})", ylabel="test accuracy %")
-        bottom.set(xlabel="epochs", ylabel="test loss")
-    panels[0, 0].legend()
-    return {"endgames": figure}
+    def draw(self, results: Results) -> Figures:
+        groups = {f"{game} (Figure {FIGURES[game]})": within(results, game) for game in GAMES}
+        return {"endgames": curves(groups, {"accuracy": "test accuracy %", "loss": "test loss"}, "epochs")[0]}

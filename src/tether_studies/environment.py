@@ -1,7 +1,5 @@
 """Where and with what a study was run."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Values for the fields of a config, held to the types that the fields declare."""
 
-from __future__ import annotations
-
 import operator
 import shlex
 from types import UnionType

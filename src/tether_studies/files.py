@@ -1,7 +1,5 @@
 """Files that are whole or not there, and a word to the user about those that are damaged."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

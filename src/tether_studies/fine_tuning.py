@@ -1,47 +1,33 @@
-"""Fine-tuning by several methods: the same start and batches for all, and their speeds taken by turns.
+"""Figures 5.4 to 5.6 and Tables 5.1 to 5.3: pretrained networks fine-tuned with their slow layers on a slow clock.
 
-As is usual when transformers are fine-tuned, and for all methods alike, gradients are clipped to a norm of 1 and step
-sizes fall linearly to 0.
+All methods have the same start and batches, and their speeds are taken by turns. As is usual when transformers are
+fine-tuned, and for all methods alike, gradients are clipped to a norm of 1 and step sizes fall linearly to 0.
 """
-
-from __future__ import annotations
 
 import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 import tether
-from tether_studies.drawing import subplots
-from tether_studies.judges import mean_error, more, plus_minus
-from tether_studies.lab import Lab
-from tether_studies.recipes import Recipe
-from tether_studies.study import Claim, Claims, Results, Table
+from tether_studies.drawing import draw_means, subplots
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table
+from tether_studies.judges import more, plus_minus
 
-__all__ = ["Method", "Task", "draw", "multirate", "no_loss", "pieces", "sgd", "speed", "table"]
+__all__ = ["FineTuning", "Method", "multirate", "sgd"]
 
 Method = Callable[[float], Recipe]  # by the step size
 TURN = 10  # steps at a time
 K = 5
 SPEED, TRIED = "speed", "tried"
-
-
-@dataclass(frozen=True)
-class Task:
-    """A pretrained model with a new head, which is copied, its data, and how it is judged."""
-
-    model: Callable[[int], nn.Module]  # by a seed, as the sets are
-    sets: Callable[[int, bool], tuple[list[Any], list[Any]]]  # training and test batches; those held out if True
-    loss: Callable[[nn.Module, Any], torch.Tensor]
-    right: Callable[[nn.Module, Any], torch.Tensor]  # which of a batch
 
 
 def sgd(trained: Sequence[str] = ("",)) -> Method:
@@ -68,25 +54,6 @@ def frozen_but(model: nn.Module, trained: Iterable[str]) -> list[nn.Parameter]:
     for name, param in model.named_parameters():
         param.requires_grad_(name.startswith(tuple(trained)))
     return [param for param in model.parameters() if param.requires_grad]
-
-
-def pieces(task: Task, methods: Mapping[str, Method], config: Any, lab: Lab) -> Results:
-    """Train every method in every run, each with its step size, and compare their speeds; first try step sizes.
-
-    The config has `sizes`, one for each method, `tried`, `timed` steps and `runs`.
-    """
-    chosen = {name: methods[name] for name in config.methods}
-    sizes = dict(zip(chosen, config.sizes, strict=True))
-    tried = {f"{TRIED}, {name}, h={h:g}": chosen[name](h) for name in chosen for h in config.tried}
-    seed = lab.named_seed(TRIED)
-
-    def one(name: str, seed: int) -> Results:
-        if name == SPEED:
-            return by_turns(task, chosen, config.timed, seed)
-        return train(task, chosen[name](sizes[name]), seed)
-
-    found = lab.pieces({name: partial(train, task, made, seed, held_out=True) for name, made in tried.items()})
-    return found | lab.runs([SPEED, *chosen], config.runs, one)
 
 
 class Trainee:
@@ -117,84 +84,111 @@ class Trainee:
         return losses
 
 
-def train(task: Task, made: Recipe, seed: int, held_out: bool = False) -> Results:
-    """Losses of all batches, and in the end the accuracy in per cent."""
-    batches, tests = task.sets(seed, held_out)
-    trainee = Trainee(task.model(seed), made, len(batches), seed)
-    losses = trainee.walk(batches, task.loss)
-    trainee.net.eval()
-    with torch.no_grad():
-        right = torch.cat([task.right(trainee.net, test) for test in tests])
-    return {"losses": losses, "accuracy": 100 * float(right.double().mean())}
+class FineTuning(Experiment):
+    """A pretrained model with a new head, which is copied, its data, and methods with their step sizes."""
 
+    known: ClassVar[Mapping[str, Method]]  # the first is full fine-tuning, the second ours
+    thesis: ClassVar[Mapping[str, str]] = {}  # accuracies
+    picture: ClassVar[tuple[str, str]]  # name and title
+    runs: int
+    methods: tuple[str, ...]
+    sizes: tuple[float, ...]  # step sizes at first, one for each method; of multirate h/k
+    tried: tuple[float, ...]  # step sizes to try on data held out
+    timed: int  # steps, to compare speeds
+    tests: Any  # on how many a network is tested
 
-def by_turns(task: Task, methods: Mapping[str, Method], timed: int, seed: int) -> Results:
-    """Processor seconds of a step, one for each method: a few turns of each, so that a busy machine is fair to all."""
-    batches = task.sets(seed, False)[0][:timed]
-    model = task.model(seed)
-    trainees = [Trainee(model, method(1e-3), len(batches), seed) for method in methods.values()]
-    for trainee in trainees:
-        trainee.walk(batches[:1], task.loss)
-        trainee.seconds = 0.0
-    for start in range(0, len(batches), TURN):
+    def model(self, seed: int) -> nn.Module:
+        raise NotImplementedError
+
+    def sets(self, seed: int, held_out: bool) -> tuple[list[Any], list[Any]]:
+        """Training and test batches; those held out if asked for."""
+        raise NotImplementedError
+
+    def out(self, net: nn.Module, batch: Any) -> torch.Tensor:
+        return net(batch[0])
+
+    def loss(self, net: nn.Module, batch: Any) -> torch.Tensor:
+        return cross_entropy(self.out(net, batch), batch[1])
+
+    def right(self, net: nn.Module, batch: Any) -> torch.Tensor:
+        return self.out(net, batch).argmax(1) == batch[1]
+
+    def run(self, lab: Lab) -> Results:
+        """Run i of every method has the same start and batches; step sizes are tried first."""
+        made = {name: self.known[name](h) for name, h in zip(self.methods, self.sizes, strict=True)}
+        tried = {f"{TRIED}, {x}, h={h:g}": self.known[x](h) for x in self.methods for h in self.tried}
+        seed = lab.named_seed(TRIED)
+
+        def one(name: str, seed: int) -> Results:
+            return self.by_turns(seed) if name == SPEED else self.train(made[name], seed)
+
+        found = lab.each(tried, lambda name: self.train(tried[name], seed, held_out=True))
+        return found | lab.runs([SPEED, *made], self.runs, one)
+
+    def train(self, made: Recipe, seed: int, held_out: bool = False) -> Results:
+        """Losses of all batches, and in the end the accuracy in per cent."""
+        batches, tests = self.sets(seed, held_out)
+        trainee = Trainee(self.model(seed), made, len(batches), seed)
+        losses = trainee.walk(batches, self.loss)
+        trainee.net.eval()
+        with torch.no_grad():
+            right = torch.cat([self.right(trainee.net, test) for test in tests])
+        return {"losses": losses, "accuracy": 100 * float(right.double().mean())}
+
+    def by_turns(self, seed: int) -> Results:
+        """Processor seconds of a step, one for each method: a few turns of each, so that a busy machine is fair."""
+        batches, model = self.sets(seed, False)[0][: self.timed], self.model(seed)
+        trainees = [Trainee(model, self.known[name](1e-3), len(batches), seed) for name in self.methods]
         for trainee in trainees:
-            trainee.walk(batches[start : start + TURN], task.loss)
-    return {"seconds": [trainee.seconds / len(batches) for trainee in trainees]}
+            trainee.walk(batches[:1], self.loss)
+            trainee.seconds = 0.0
+        for start in range(0, len(batches), TURN):
+            for trainee in trainees:
+                trainee.walk(batches[start : start + TURN], self.loss)
+        return {"seconds": [trainee.seconds / len(batches) for trainee in trainees]}
 
+    def speeds(self, results: Results) -> dict[str, np.ndarray]:
+        """How many times as fast as the first method, in each run."""
+        seconds = results[SPEED]["seconds"]
+        return dict(zip(self.methods, seconds[0] / seconds, strict=True))
 
-def speed(results: Results, methods: Iterable[str]) -> dict[str, np.ndarray]:
-    """How many times as fast as the first method, in each run."""
-    seconds = results[SPEED]["seconds"]
-    return dict(zip(methods, seconds[0] / seconds, strict=True))
+    def claims(self, results: Results) -> Found:
+        """The two claims of section 5.4.1: faster than the first method, and as accurate, to an error of one test."""
+        full, ours = self.methods[:2]
+        times, a, b = self.speeds(results)[ours], results[ours]["accuracy"], results[full]["accuracy"]
+        faster = more(times, np.ones_like(times), by=0.6)
+        yield f"{plus_minus(times, 2)} times as fast; held from 1.6 on", faster
+        within = math.sqrt(b.mean() * (100 - b.mean()) / self.tests)
+        said = f"{plus_minus(a, 2)} % against {plus_minus(b, 2)} %; held if not lower by {within:.1f} points"
+        yield f"{said}, the error of one test", more(a, b, by=-within, paired=True)
 
+    def tables(self, results: Results) -> list[Table]:
+        """Accuracy and speed of every method, and the accuracies of the step sizes that were tried."""
+        rows, tried = [], []
+        for i, (name, times) in enumerate(self.speeds(results).items()):
+            milliseconds = f"{1000 * results[SPEED]['seconds'][i].mean():.0f}"
+            accuracy = plus_minus(results[name]["accuracy"], 2)
+            rows.append([name, accuracy, milliseconds, plus_minus(times, 2), self.thesis.get(name, "")])
+        for name, one in results.items():
+            if name.startswith(f"{TRIED}, "):
+                tried.append([*name.split(", ", 1)[1].rsplit(", ", 1), f"{float(one['accuracy']):.2f}"])
+        steps = len(results[self.methods[0]]["losses"])
+        caption = f"{self.runs} runs of {steps} steps, mean ± standard error; k = {K} where it is not given"
+        made = [Table(["method", "accuracy %", "ms a step", "speed", "thesis, accuracy %"], rows, caption)]
+        head = ["method", "step size", "accuracy %, held out"]
+        return made + ([Table(head, tried, "Step sizes tried")] if tried else [])
 
-def no_loss(results: Results, methods: Iterable[str], ours: str, tests: int, published: tuple[str, str]) -> Claims:
-    """The two claims of section 5.4.1: faster than the first method, and as accurate, to an error of one test."""
-    times = speed(results, methods)
-    a, b = results[ours]["accuracy"], results[next(iter(times))]["accuracy"]
-    yield Claim(
-        "multirate fine-tuning takes little more than half the time of full fine-tuning",
-        published[0],
-        f"{plus_minus(times[ours], 2)} times as fast; held from 1.6 on",
-        *more(times[ours], np.ones_like(times[ours]), by=0.6),
-    )
-    within = math.sqrt(b.mean() * (100 - b.mean()) / tests)
-    yield Claim(
-        "without a loss of test accuracy",
-        published[1],
-        f"{plus_minus(a, 2)} % against {plus_minus(b, 2)} %; held if not lower by {within:.1f} points, "
-        "the error of one test",
-        *more(a, b, by=-within, paired=True),
-    )
-
-
-def table(results: Results, methods: Iterable[str], published: Mapping[str, str], caption: str) -> list[Table]:
-    """Accuracy and speed of every method, and the accuracies of the step sizes that were tried."""
-    rows = []
-    for i, (name, times) in enumerate(speed(results, methods).items()):
-        milliseconds = f"{1000 * results[SPEED]['seconds'][i].mean():.0f}"
-        accuracy = plus_minus(results[name]["accuracy"], 2)
-        rows.append([name, accuracy, milliseconds, plus_minus(times, 2), published.get(name, "")])
-    made = [Table(["method", "accuracy %", "ms a step", "speed", "thesis, accuracy %"], rows, caption)]
-    tried = [
-        [*name.split(", ", 1)[1].rsplit(", ", 1), f"{float(one['accuracy']):.2f}"]
-        for name, one in results.items()
-        if name.startswith(f"{TRIED}, ")
-    ]
-    return made + ([Table(["method", "step size", "accuracy %, held out"], tried, "Step sizes tried")] if tried else [])
-
-
-def draw(results: Results, methods: Iterable[str], title: str) -> Any:
-    """Loss against time on the way, and accuracy against time in the end."""
-    figure, (left, right) = subplots(1, 2, figsize=(9, 3.8))
-    for name, seconds in zip(methods, results[SPEED]["seconds"].mean(1), strict=True):
-        losses = results[name]["losses"].mean(1)
-        width = max(1, len(losses) // 20)
-        smooth = losses[: len(losses) // width * width].reshape(-1, width).mean(1)
-        (line,) = left.plot(seconds * width * (np.arange(len(smooth)) + 0.5), smooth, label=name)
-        mean, error = mean_error(results[name]["accuracy"])
-        right.errorbar(seconds * len(losses), mean, error, fmt="o", color=line.get_color(), capsize=3)
-    left.set(title=title, xlabel="processor seconds", ylabel="training loss")
-    right.set(title="in the end", xlabel="processor seconds", ylabel="test accuracy, %", xlim=(0, None))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
+    def draw(self, results: Results) -> Figures:
+        """Loss against time on the way, and accuracy against time in the end."""
+        name, title = self.picture
+        figure, (left, right) = subplots(1, 2, figsize=(9, 3.8))
+        for method, seconds in zip(self.methods, results[SPEED]["seconds"].mean(1), strict=True):
+            losses = results[method]["losses"].mean(1)
+            width = max(1, len(losses) // 20)
+            smooth = losses[: len(losses) // width * width].reshape(-1, width).mean(1)
+            (line,) = left.plot(seconds * width * (np.arange(len(smooth)) + 0.5), smooth, label=method)
+            draw_means(right, [seconds * len(losses)], [results[method]["accuracy"]], color=line.get_color())
+        left.set(title=title, xlabel="processor seconds", ylabel="training loss")
+        right.set(title="in the end", xlabel="processor seconds", ylabel="test accuracy, %", xlim=(0, None))
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        return {name: figure}

@@ -3,8 +3,6 @@
 A difference of less than two standard errors decides nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

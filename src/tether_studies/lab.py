@@ -5,8 +5,6 @@ disk before the next one begins: a study that was interrupted equals, bit for bi
 was done under one config. Nothing in it is ever deleted; what is damaged is set aside and done again.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -69,13 +67,14 @@ class Lab:
         if self._lock is not None:
             self._lock.close()
 
-    def pieces(self, work: Mapping[str, Callable[[], Results]]) -> dict[str, Results]:
-        """Do what is not done yet, in order, and return all results by the names of the pieces.
+    def pieces(self, asked: Mapping[Any, Callable[[], Results]]) -> dict[Any, Results]:
+        """Do what is not done yet, in order, and return all results by the names of the pieces, texts or tuples.
 
         A result is a dictionary of numbers, text, lists and arrays; it is returned as it was written, as arrays. With
         several workers, pieces run at once in processes of their own, to the same bits. A piece whose file is damaged
         is done again.
         """
+        work = {joined(name): todo for name, todo in asked.items()}
         paths = {name: self._path(name, "npz") for name in work}
         found = {name: self._read(path) for name, path in paths.items() if path.exists()}
         undone = [name for name in work if found.get(name) is None]
@@ -96,25 +95,30 @@ class Lab:
                 do(name)
             found[name] = _load(paths[name])
         self.watch(len(work), len(work), "")
-        return {name: found[name] or {} for name in work}
+        return {name: found[joined(name)] or {} for name in asked}
 
-    def runs(self, names: Iterable[str], count: int, work: Callable[[str, int], Results]) -> dict[str, Results]:
+    def each(self, names: Iterable[Any], work: Callable[[Any], Results]) -> dict[Any, Results]:
+        """Do ``work(name)`` for every name, a piece each."""
+        return self.pieces({name: partial(work, name) for name in names})
+
+    def runs(self, names: Iterable[Any], count: int, work: Callable[[Any, int], Results]) -> dict[Any, Results]:
         """Do ``work(name, seed)`` for every name and run; run i of all names has the same seed.
 
         Returns what was found by name, with the run as the last axis. The pieces are called "NAME, run i".
         """
-        pairs = [(i, name) for i in range(count) for name in names]
-        todo = {f"{name}, run {i}": partial(work, name, self.named_seed(f"run {i}")) for i, name in pairs}
-        return side_by_side(self.pieces(todo))
+        seeds = {i: self.named_seed(f"run {i}") for i in range(count)}
+        todo = {(joined(name), f"run {i}"): partial(work, name, seeds[i]) for i in seeds for name in names}
+        found = side_by_side(self.pieces(todo))
+        return {name: found[joined(name)] for name in names}
 
     def named_seed(self, name: str) -> int:
         """A seed of 31 bits that belongs to this name, this study and the seed of the run."""
         text = f"{self.seed}/{self.study.name}/{name}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
 
-    def checkpoint(self, name: str) -> Path:
+    def checkpoint(self, name: Any) -> Path:
         """A path for a checkpoint within a piece, e.g. that of `tether.train`."""
-        return self._path(name, "checkpoint")
+        return self._path(joined(name), "checkpoint")
 
     def seconds(self) -> float:
         """How long the pieces took, as ``metrics.jsonl`` says; a line of it that is damaged counts for nothing."""
@@ -206,16 +210,25 @@ class Lab:
             return None
 
 
-def side_by_side(results: Results) -> dict[str, Results]:
-    """What pieces called "method, run i" found, by method, with the run as the last axis.
+def joined(name: Any) -> str:
+    """The name of a piece as text.
 
-    >>> found = side_by_side({"a, run 0": {"loss": np.zeros(3)}, "a, run 1": {"loss": np.ones(3)}})
+    >>> joined(("chess", "Adam"))
+    'chess, Adam'
+    """
+    return name if isinstance(name, str) else ", ".join(map(str, name))
+
+
+def side_by_side(results: Mapping[tuple[str, str], Results]) -> dict[str, Results]:
+    """What pieces called (method, run i) found, by method, with the run as the last axis.
+
+    >>> found = side_by_side({("a", "run 0"): {"loss": np.zeros(3)}, ("a", "run 1"): {"loss": np.ones(3)}})
     >>> found["a"]["loss"].shape
     (3, 2)
     """
     runs: dict[str, list[Results]] = {}
-    for name, found in results.items():
-        runs.setdefault(name.rpartition(", run ")[0], []).append(found)
+    for (name, _), found in results.items():
+        runs.setdefault(name, []).append(found)
     return {method: {key: np.stack([one[key] for one in many], -1) for key in many[0]} for method, many in runs.items()}
 
 

@@ -1,6 +1,4 @@
-"""Lines of loss between states, as the studies of chapters 3 and 6 keep, count and draw them."""
-
-from __future__ import annotations
+"""Lines of loss between states, as the studies of chapters 3 and 6 keep and count them."""
 
 import copy
 from collections import Counter
@@ -12,27 +10,18 @@ import torch
 
 import tether
 from tether.measure import LinearPath, layer_paths
-from tether_studies.digits import Pair
+from tether_studies.images import Pair
 from tether_studies.judges import Judgement, yes
-from tether_studies.quantities import Quantity
+from tether_studies.quantities import Quantity, of_key
 from tether_studies.study import Results
 
-__all__ = [
-    *("ACCURACY", "BARRIER", "DISTANCE", "SHAPES", "State"),
-    *("all_are", "by_layer", "counted", "draw_lines", "gathered", "highest", "packed", "spirals", "state_of"),
-]
+__all__ = ["ACCURACY", "BARRIER", "DISTANCE", "SHAPES", "State", "all_are", "by_layer", "counted", "gathered"]
+__all__ += ["highest", "line_of", "packed", "state_of"]
 
 State = dict[str, torch.Tensor]
 SHAPES = Quantity("shapes", lambda one: one["shapes"], show=lambda shapes: counted(shapes))
-BARRIER = Quantity("barrier", lambda one: one["barriers"], 2)
-ACCURACY = Quantity("test accuracy (%)", lambda one: one["accuracy"])
-DISTANCE = Quantity("distance", lambda one: one["distance"], 2)
-
-
-def spirals(count: int, seed: int, turns: int = 4) -> Pair:
-    """A spiral, of four turns in (4.58), with targets for one logit."""
-    x, y = tether.data.spiral(count, turns=turns, seed=seed)
-    return x, y.float().unsqueeze(1)
+BARRIER, DISTANCE = of_key("barriers", "barrier", 2), of_key("distance", "distance", 2)
+ACCURACY = of_key("accuracy", "test accuracy (%)")
 
 
 def state_of(net: torch.nn.Module) -> State:
@@ -48,6 +37,12 @@ def packed(name: str, paths: Sequence[LinearPath]) -> Results:
         f"{name}: barriers": [path.barrier.height for path in paths],
         f"{name}: accuracies": [100 * float(path.accuracies[-1]) for path in paths if path.accuracies is not None],
     }
+
+
+def line_of(found: Results, name: str) -> Results:
+    """What was packed under a name, with the loss at start, top and end."""
+    line = {key: found[f"{name}: {key}"] for key in ("losses", "shapes", "barriers", "accuracies")}
+    return line | {"start": line["losses"][:, 0], "top": line["losses"].max(1), "end": line["losses"][:, -1]}
 
 
 def by_layer(nets: tether.Replicas, start: State, end: State, test: Pair, points: int, loss: Any) -> Results:
@@ -78,17 +73,3 @@ def highest(results: Results, name: str) -> np.ndarray:
     losses = results[f"{name}: losses"]
     rise: np.ndarray = losses[:, 1:].max(1) - losses[:, 0]
     return rise
-
-
-def draw_lines(axis: Any, losses: np.ndarray, colour: Any, label: str, mean: bool = False, **style: Any) -> None:
-    """Draw a line for each run; or their mean, with the standard error as a band."""
-    alphas = np.linspace(0, 1, losses.shape[1])
-    if mean and len(losses) > 1:
-        middle, error = losses.mean(0), losses.std(0, ddof=1) / np.sqrt(len(losses))
-        axis.plot(alphas, middle, color=colour, label=label, **{"lw": 1.5, **style})
-        axis.fill_between(alphas, middle - error, middle + error, color=colour, alpha=0.2, lw=0)
-    else:
-        for i, one in enumerate(losses):
-            axis.plot(alphas, one, color=colour, label=label if i == 0 else None, **{"lw": 0.8, "alpha": 0.7, **style})
-    axis.set(xlim=(0, 1), xlabel="α (0 start, 1 end)")
-    axis.spines[["top", "right"]].set_visible(False)

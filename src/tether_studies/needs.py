@@ -1,7 +1,5 @@
 """What a study needs that may not be here: data sets, packages beyond the extras, and matplotlib."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from importlib.util import find_spec

@@ -1,14 +1,5 @@
-"""Figures 4.4, 4.5 and 4.8: deep perceptrons with orthogonal weights on the four-turn spiral.
-
-Hidden layers of 100 ReLU nodes see the 500 points of (4.58), 25 at a time. o-CoLA-od keeps the weights between hidden
-layers orthogonal; beside it SGD from torch's start, SGD from an orthogonal start, and SGD with the soft constraint
-λ‖QᵀQ − I‖² added to the loss, which is stiff: stable only for h < 1/(4λ).
-"""
-
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,26 +10,16 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
-from tether_studies.drawing import draw_curves, subplots
-from tether_studies.judges import every, less, more, plus_minus, yes
-from tether_studies.lab import Lab
+from tether_studies.drawing import curves
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, study
+from tether_studies.judges import less, more, plus_minus, yes
 from tether_studies.planar import Sets, Task
-from tether_studies.quantities import Quantity
-from tether_studies.recipes import Recipe
-from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
-
-STUDY = Study(
-    "fig-4.4",
-    "beyond three hidden layers orthogonal weights win",
-    "thesis, Figures 4.4, 4.5, 4.8; ICML paper, Figures 4, 5, D2",
-    notes="The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5; "
-    "its caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.",
-)
-__all__ = ["METHODS", "SPIRAL", "Method", "learn", "network"]
+from tether_studies.quantities import against, crossed, of_key
 
 SPIRAL = Task(options={"turns": 4}, train=500, test=1000, batch=25)
 NODES = 100
-ACCURACY = Quantity("test accuracy %", lambda one: one["accuracy"])
+SOFT = 0.05  # the paper's best λ
+ACCURACY = of_key("accuracy", "test accuracy %")
 
 
 @dataclass(frozen=True)
@@ -68,40 +49,12 @@ def cola(temperature: float = 0.0) -> Recipe:
     )
 
 
-SOFT = 0.05  # the paper's best λ
 METHODS = {
     "SGD": Method(sgd()),
     "SGD, orthogonal start": Method(sgd(), orthogonal_start=True),
     "SGD, soft constraint": Method(sgd(strength=SOFT)),
     "o-CoLA-od": Method(cola()),
 }
-
-
-@dataclass(frozen=True)
-class Config:
-    steps: int = at(20_000, quick=40, full=40_000)
-    depths: tuple[int, ...] = at((3, 4, 6), quick=(3, 4), full=(3, 4, 5, 6))  # hidden layers
-    runs: tuple[int, ...] = at((5, 16, 5), quick=(2, 2), full=(10,) * 4)  # at each depth; at four SGD's vary much
-    deep: int = at(6, quick=4)  # of them in Figures 4.5 and 4.8
-    soft_runs: int = at(3, quick=2, full=10)  # of each cell of Figure 4.5
-    step_sizes: tuple[float, ...] = at((0.1, 0.02), full=(0.1, 0.05, 0.01))
-    strengths: tuple[float, ...] = at((0.5, 4.0), full=(0.01, 0.5, 4.0))
-    temperature: float = 1e-6
-
-
-def run(config: Config, lab: Lab) -> Results:
-    """Test accuracies over time; run i of every method has the same data and minibatches."""
-    seed, runs, deep = lab.named_seed("data"), dict(zip(config.depths, config.runs, strict=True)), config.deep
-    work = {f"{name}, {d}": (method, d, runs[d]) for d in config.depths for name, method in METHODS.items()}
-    work[f"warm, {deep}"] = (Method(cola(config.temperature)), deep, runs[deep])
-    for h, λ in product(config.step_sizes, config.strengths):
-        work[f"h={h}, λ={λ}"] = (Method(sgd(h, λ)), deep, config.soft_runs)
-    return lab.pieces({name: partial(piece, *todo, config.steps, seed) for name, todo in work.items()})
-
-
-def piece(method: Method, hidden: int, runs: int, steps: int, seed: int) -> Results:
-    """Steps, test accuracies in per cent as times × runs, and the largest |QᵀQ − I| in the end."""
-    return learn(method, hidden, SPIRAL.sets(runs, seed), steps, seed)[0]
 
 
 def network(hidden: int, orthogonal: bool = False) -> nn.Sequential:
@@ -166,97 +119,97 @@ def penalise(opt: torch.optim.Optimizer, weights: Sequence[torch.Tensor], streng
     opt.step = stiff  # type: ignore[method-assign,assignment]
 
 
-def claims(results: Results, config: Config) -> Claims:
-    ends, deep = ACCURACY.of(results), config.deep
-    for other, published in (
-        ("SGD", "Figure 4.4: it significantly outperforms unconstrained SGD"),
-        ("SGD, orthogonal start", "Figure 4.4: it clearly outperforms all of these variants"),
-        ("SGD, soft constraint", "Figure 4.4: it significantly outperforms SGD with a soft constraint, λ = 0.05"),
-    ):
-        beyond = [d for d in config.depths if d > 3]
-        pairs = {f"{d} layers": (ends[f"o-CoLA-od, {d}"], ends[f"{other}, {d}"]) for d in beyond}
-        yield Claim(
-            f"beyond three hidden layers o-CoLA-od ends higher than {other}",
-            published,
-            "; ".join(f"{name} {plus_minus(a)} against {plus_minus(b)}" for name, (a, b) in pairs.items()),
-            *every({name: more(a, b) for name, (a, b) in pairs.items()}),
-        )
-    gap = max(float(results[f"o-CoLA-od, {depth}"]["gap"]) for depth in config.depths)
-    yield Claim(
-        "its weights stay orthogonal",
-        "(4.53)–(4.55): by construction, to the tolerance of the iteration",
-        f"largest entry of |QᵀQ − I| in the end {gap:.1e}",
-        *yes(gap < 1e-5, "single precision; all layers, depths and runs"),
-    )
-    yield from soft_claims(ends, results, config)
-    cold, warm = (results[f"{name}, {deep}"]["curve"].mean(0) for name in ("o-CoLA-od", "warm"))
-    texts = [plus_minus(ends[f"{name}, {deep}"]) for name in ("warm", "o-CoLA-od")]
-    yield Claim(
-        "a small temperature speeds up training",
-        f"Figure 4.8, τ = {config.temperature:g}: speeds up training and often slightly increases the test accuracies",
-        f"mean accuracy over training {plus_minus(warm)} against {plus_minus(cold)}, in the end {texts[0]} "
-        f"against {texts[1]} ({deep} layers)",
-        *more(warm, cold),
-    )
+@study("fig-4.4", "thesis, Figures 4.4, 4.5, 4.8; ICML paper, Figures 4, 5, D2")
+class Orthogonality(Experiment):
+    """beyond three hidden layers orthogonal weights win
 
+    Hidden layers of 100 ReLU nodes see the 500 points of (4.58), 25 at a time. o-CoLA-od keeps the weights between
+    hidden layers orthogonal; beside it SGD from torch's start, SGD from an orthogonal start, and SGD with the soft
+    constraint λ‖QᵀQ − I‖² added to the loss, which is stiff: stable only for h < 1/(4λ).
 
-def soft_claims(ends: dict[str, Any], results: Results, config: Config) -> Claims:
-    """Figure 4.5."""
-    d, hard, (large, *_, small) = config.deep, ends[f"o-CoLA-od, {config.deep}"], config.step_sizes
-    cells = {(h, s): ends[f"h={h}, λ={s}"] for h, s in product(config.step_sizes, config.strengths)}
-    cells[0.1, SOFT] = ends[f"SGD, soft constraint, {d}"]
-    (h, s), best = max(cells.items(), key=lambda cell: cell[1].mean())
-    yield Claim(
-        "no step size and strength of the soft constraint reach o-CoLA-od",
-        "Figure 4.5: the soft constraint is unable to reach the same performance",
-        f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {plus_minus(best)}; o-CoLA-od {plus_minus(hard)} "
-        f"({d} layers)",
-        *more(hard, best),
-    )
-    stiff = max(config.strengths)
-    gaps = [float(results[f"h={x}, λ={stiff}"]["gap"]) for x in (large, small)]
-    yield Claim(
-        "a strong soft constraint needs a smaller step",
-        "Figure 4.5: stiffness, needing the stepsize to be lowered to allow for larger penalty strengths",
-        f"λ = {stiff:g}: h = {large:g} {plus_minus(cells[large, stiff])} (largest |QᵀQ − I| {gaps[0]:.2g}), "
-        f"h = {small:g} {plus_minus(cells[small, stiff])} ({gaps[1]:.2g})",
-        *less(cells[large, stiff], cells[small, stiff]),
-    )
+    The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5; its
+    caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.
+    """
 
+    says = """
+        beyond three hidden layers o-CoLA-od ends higher than SGD
+            | Figure 4.4: it significantly outperforms unconstrained SGD
+        beyond three hidden layers o-CoLA-od ends higher than SGD, orthogonal start
+            | Figure 4.4: it clearly outperforms all of these variants
+        beyond three hidden layers o-CoLA-od ends higher than SGD, soft constraint
+            | Figure 4.4: it significantly outperforms SGD with a soft constraint, λ = 0.05
+        its weights stay orthogonal | (4.53)–(4.55): by construction, to the tolerance of the iteration
+        no step size and strength of the soft constraint reach o-CoLA-od
+            | Figure 4.5: the soft constraint is unable to reach the same performance
+        a strong soft constraint needs a smaller step
+            | Figure 4.5: stiffness, needing the stepsize to be lowered to allow for larger penalty strengths
+        a small temperature speeds up training
+            | Figure 4.8, τ = {temperature:g}: speeds up training and often slightly increases the test accuracies
+    """
+    steps: int = at(20_000, quick=40, full=40_000)
+    depths: tuple[int, ...] = at((3, 4, 6), quick=(3, 4), full=(3, 4, 5, 6))  # hidden layers
+    runs: tuple[int, ...] = at((5, 16, 5), quick=(2, 2), full=(10,) * 4)  # at each depth; at four SGD's vary much
+    deep: int = at(6, quick=4)  # of them in Figures 4.5 and 4.8
+    soft_runs: int = at(3, quick=2, full=10)  # of each cell of Figure 4.5
+    step_sizes: tuple[float, ...] = at((0.1, 0.02), full=(0.1, 0.05, 0.01))
+    strengths: tuple[float, ...] = at((0.5, 4.0), full=(0.01, 0.5, 4.0))
+    temperature: float = 1e-6
 
-def tables(results: Results, config: Config) -> list[Table]:
-    def cells(names: Iterable[str]) -> list[str]:
-        return [ACCURACY.cell(results[name]) for name in names]
+    def run(self, lab: Lab) -> Results:
+        """Test accuracies over time; run i of every method has the same data and minibatches."""
+        runs, deep = dict(zip(self.depths, self.runs, strict=True)), self.deep
+        work = {f"{name}, {d}": (method, d, runs[d]) for d in self.depths for name, method in METHODS.items()}
+        work[f"warm, {deep}"] = (Method(cola(self.temperature)), deep, runs[deep])
+        for h, λ in product(self.step_sizes, self.strengths):
+            work[f"h={h}, λ={λ}"] = (Method(sgd(h, λ)), deep, self.soft_runs)
+        seed = lab.named_seed("data")
+        return lab.pieces({name: partial(self.piece, *todo, seed) for name, todo in work.items()})
 
-    by_depth = [[depth, *cells(f"{method}, {depth}" for method in METHODS)] for depth in config.depths]
-    by_strength = [[f"h = {h:g}", *cells(f"h={h}, λ={s}" for s in config.strengths)] for h in config.step_sizes]
-    ends = f"Test accuracy in per cent after {config.steps:,} steps, mean ± standard error"
-    soft = f"{ends} over {config.soft_runs} runs, {config.deep} hidden layers"
-    return [
-        Table(["hidden layers", *METHODS], by_depth, f"{ends} over {', '.join(map(str, config.runs))} runs"),
-        Table(["soft constraint", *(f"λ = {s:g}" for s in config.strengths)], by_strength, soft),
-    ]
+    def piece(self, method: Method, hidden: int, runs: int, seed: int) -> Results:
+        return learn(method, hidden, SPIRAL.sets(runs, seed), self.steps, seed)[0]
 
+    def claims(self, results: Results) -> Found:
+        ends, deep = ACCURACY.of(results), self.deep
+        for other in tuple(METHODS)[:3]:
+            beyond = [d for d in self.depths if d > 3]
+            yield against(more, {f"{d} layers": (ends[f"o-CoLA-od, {d}"], ends[f"{other}, {d}"]) for d in beyond})
+        gap = max(float(results[f"o-CoLA-od, {depth}"]["gap"]) for depth in self.depths)
+        said = f"largest entry of |QᵀQ − I| in the end {gap:.1e}"
+        yield said, yes(gap < 1e-5, "single precision; all layers, depths and runs")
+        hard, (large, *_, small), stiff = ends[f"o-CoLA-od, {deep}"], self.step_sizes, max(self.strengths)
+        cells = {(h, s): ends[f"h={h}, λ={s}"] for h, s in product(self.step_sizes, self.strengths)}
+        cells[0.1, SOFT] = ends[f"SGD, soft constraint, {deep}"]
+        (h, s), best = max(cells.items(), key=lambda cell: cell[1].mean())
+        said = f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {plus_minus(best)}"
+        yield f"{said}; o-CoLA-od {plus_minus(hard)} ({deep} layers)", more(hard, best)
+        gaps = {h: f"largest |QᵀQ − I| {float(results[f'h={h}, λ={stiff}']['gap']):.2g}" for h in (large, small)}
+        texts = ", ".join(f"h = {h:g} {plus_minus(cells[h, stiff])} ({gap})" for h, gap in gaps.items())
+        yield f"λ = {stiff:g}: {texts}", less(cells[large, stiff], cells[small, stiff])
+        cold, warm = (results[f"{name}, {deep}"]["curve"].mean(0) for name in ("o-CoLA-od", "warm"))
+        said, judgement = against(more, {"": (warm, cold)})
+        end = f"{plus_minus(ends[f'warm, {deep}'])} against {plus_minus(hard)}"
+        yield f"mean accuracy over training {said}, in the end {end} ({deep} layers)", judgement
 
-def draw(results: Results, config: Config) -> Figures:
-    found = {name: {**one, "epochs": one["steps"] * SPIRAL.batch / SPIRAL.train} for name, one in results.items()}
-    figure, panels = subplots(2, 2, figsize=(7.5, 6), sharex=True, sharey=True)
-    for panel, method in zip(panels.flat, METHODS, strict=True):
-        draw_curves(panel, {str(d): found[f"{method}, {d}"] for d in config.depths}, "curve", "epochs")
-        panel.set(title=method, ylim=(45, 101))
-    figure.supxlabel("epochs")
-    figure.supylabel("test accuracy, %")
-    panels[-1, -1].legend(title="hidden layers")
-    count = len(config.step_sizes) + 1
-    soft, panels = subplots(1, count, figsize=(3 * count, 3), sharey=True)
-    for panel, h in zip(panels, config.step_sizes, strict=False):
-        draw_curves(panel, {f"λ = {s:g}": found[f"h={h}, λ={s}"] for s in config.strengths}, "curve", "epochs")
-        panel.set(title=f"soft constraint, h = {h:g}", ylim=(45, 101))
-    hard = {"τ = 0": found[f"o-CoLA-od, {config.deep}"], f"τ = {config.temperature:g}": found[f"warm, {config.deep}"]}
-    draw_curves(panels[-1], hard, "curve", "epochs")
-    panels[-1].set(title="o-CoLA-od, h = 0.1")
-    for panel in (panels[0], panels[-1]):
-        panel.legend()
-    soft.supxlabel("epochs")
-    panels[0].set_ylabel(f"test accuracy, %, {config.deep} layers")
-    return {"depth": figure, "soft": soft}
+    def tables(self, results: Results) -> list[Table]:
+        ends = ACCURACY.of(results)
+        by_depth = {d: [ends[f"{method}, {d}"] for method in METHODS] for d in self.depths}
+        soft = {f"h = {h:g}": [ends[f"h={h}, λ={s}"] for s in self.strengths] for h in self.step_sizes}
+        text = f"Test accuracy in per cent after {self.steps:,} steps, mean ± standard error over"
+        below = f"{text} {self.soft_runs} runs, {self.deep} hidden layers"
+        return [
+            crossed(["hidden layers", *METHODS], by_depth, f"{text} {', '.join(map(str, self.runs))} runs"),
+            crossed(["soft constraint", *(f"λ = {s:g}" for s in self.strengths)], soft, below),
+        ]
+
+    def draw(self, results: Results) -> Figures:
+        found = {name: {**one, "epochs": one["steps"] * SPIRAL.batch / SPIRAL.train} for name, one in results.items()}
+        depths = {method: {f"{d} hidden layers": found[f"{method}, {d}"] for d in self.depths} for method in METHODS}
+        soft = {h: {f"λ = {s:g}": found[f"h={h}, λ={s}"] for s in self.strengths} for h in self.step_sizes}
+        groups = {f"soft constraint, h = {h:g}": one for h, one in soft.items()}
+        hard = {"τ = 0": found[f"o-CoLA-od, {self.deep}"], f"τ = {self.temperature:g}": found[f"warm, {self.deep}"]}
+        groups["o-CoLA-od, h = 0.1"] = hard
+        figure, panels = curves(depths, {"curve": "test accuracy, %"}, "epochs")
+        below, others = curves(groups, {"curve": f"test accuracy, %, {self.deep} layers"}, "epochs")
+        for axis in (*panels.flat, *others.flat):
+            axis.set_ylim(45, 101)
+        return {"depth": figure, "soft": below}

@@ -1,19 +1,7 @@
-"""Path-SGD beside SGD and AdaGrad from balanced and unbalanced starts, after the experiment of the Path-SGD slides.
-
-Two hidden layers of ReLU nodes, batch 100, with and without dropout of one half after each. The unbalanced start
-computes the same function as the balanced one: each hidden node has its incoming weights multiplied and its outgoing
-ones divided by a factor between 1/100 and 100. Step sizes are searched for in every run of every method: the powers of
-ten from 1e-5 to 1 by the training loss of a short run, then whole runs of the best and of half a power to either side,
-by the training loss at their end.
-"""
-
-from __future__ import annotations
-
 import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any
@@ -24,29 +12,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
-from tether_studies.digits import Pair
 from tether_studies.drawing import subplots
-from tether_studies.judges import every, less, yes
-from tether_studies.lab import Lab
-from tether_studies.quantities import Quantity, listed, tabulated
-from tether_studies.recipes import recipe
-from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
+from tether_studies.images import Pair, tested
+from tether_studies.judges import Judgement, every, less, yes
+from tether_studies.quantities import Quantity, within
 
-STUDY = Study(
-    "path-sgd",
-    "Path-SGD is invariant to rescaling and the best from an unbalanced start",
-    "Path-SGD slides, experiments without and with dropout",
-    data=("mnist",),
-    notes="The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one "
-    "curve each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors "
-    "here are 1/100 to 100.",
-)
 OURS = "Path-SGD"
-METHODS = {
+METHODS = {  # of a step size
     "SGD": partial(recipe, "sgd"),
     "AdaGrad": partial(recipe, "Adagrad"),
     OURS: partial(recipe, "path_sgd"),
-}  # of a step size
+}
 STARTS = ("balanced", "unbalanced")
 DROPOUTS = {"no dropout": 0.0, "dropout": 0.5}
 MEASURES = ("training loss", "training error, %", "test error, %")
@@ -56,49 +33,6 @@ SIZES = Quantity(
     "step sizes", lambda one: sorted(set(one["step size"])), show=lambda x: ", ".join(f"{h:.2g}" for h in x)
 )
 Curve = list[list[float]]  # the three measures before training and after each epoch
-
-
-@dataclass(frozen=True)
-class Config:
-    runs: int = at(3, quick=2, full=5)
-    data: str = "mnist"  # or cifar10
-    nodes: int = at(200, quick=16, full=4000)  # in each hidden layer
-    images: int = at(5000, quick=100, full=60_000)
-    tests: int = at(10_000, quick=200)
-    epochs: int = at(12, quick=2, full=100)
-    short: int = at(2, quick=1, full=2)  # epochs for each power of ten
-    spread: float = 100.0  # of the factors of the unbalanced start
-
-
-def run(config: Config, lab: Lab) -> Results:
-    """Run i of every method has the same images, start, minibatches and dropout."""
-    cells = {cell(*names): names for names in product(DROPOUTS, STARTS, METHODS)}
-    return lab.runs(cells, config.runs, lambda name, seed: piece(*cells[name], config, seed))
-
-
-def cell(dropout: str, start: str, method: str) -> str:
-    return f"{dropout}, {start}, {method}"
-
-
-def piece(dropout: str, start: str, method: str, config: Config, seed: int) -> Results:
-    """The step size with the lowest training loss at the end, and its curve."""
-    pairs = images(config, seed)
-    torch.manual_seed(seed)
-    model: nn.Module = network(pairs[0][0].shape[1], config.nodes, DROPOUTS[dropout])
-    if start == "unbalanced":
-        model = tether.measure.rescale(model, seed=seed, spread=config.spread)
-    h, curve = search(partial(train, model, METHODS[method], pairs, seed), config.short, config.epochs)
-    return {"step size": h, "curve": curve}
-
-
-@lru_cache(2)
-def images(config: Config, seed: int) -> tuple[Pair, Pair]:
-    """Training images of this seed and test images as vectors, without the mean of the training images."""
-    (x, y), (x_test, y_test) = (getattr(tether.data, config.data)(train=train) for train in (True, False))
-    rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: config.images]
-    x, x_test = (pixels.flatten(1).float() / 255 for pixels in (x[rows], x_test[: config.tests]))
-    mean = x.mean(0)
-    return (x - mean, y[rows]), (x_test - mean, y_test[: config.tests])
 
 
 def network(inputs: int, nodes: int, dropout: float) -> nn.Sequential:
@@ -123,12 +57,17 @@ def search(trained: Callable[[float, int], Curve], short: int, epochs: int) -> t
 def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: float, epochs: int) -> Curve:
     """The curve of a run; that of a run that was stopped, for its loss was not finite, is short."""
     net, (data, test) = copy.deepcopy(model), pairs
+
+    def measure(*_: Any) -> None:
+        (loss, right), (__, right_test) = tested(net, *data), tested(net, *test)
+        curve.append([loss, 100 - right, 100 - right_test])
+
+    curve: Curve = []
+    measure()
     batch = min(100, len(data[0]))
     per_epoch = -(-len(data[0]) // batch)
     torch.manual_seed(seed)  # the same dropout for all
-    curve = [measure(net, data, test)]
-    options: dict[str, Any] = {"seed": seed, "progress": False, "compiled": False}
-    options["callbacks"] = [lambda *_: curve.append(measure(net, data, test))]
+    options: dict[str, Any] = {"seed": seed, "progress": False, "compiled": False, "callbacks": [measure]}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".* is stopped")
         opt = made(lr=h)(net, seed)
@@ -136,67 +75,92 @@ def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: f
     return curve[:1] if log.stopped else curve
 
 
-@torch.no_grad()
-def measure(net: nn.Module, training: Pair, test: Pair) -> list[float]:
-    net.eval()
-    (out, y), (out_test, y_test) = ((net(x), y) for x, y in (training, test))
-    net.train()
-    errors = [100 * float((o.argmax(1) != labels).float().mean()) for o, labels in ((out, y), (out_test, y_test))]
-    return [float(cross_entropy(out, y)), *errors]
+@study("path-sgd", "Path-SGD slides, experiments without and with dropout", ("mnist",))
+class PathSGD(Experiment):
+    """Path-SGD is invariant to rescaling and the best from an unbalanced start
 
+    Two hidden layers of ReLU nodes, batch 100, with and without dropout of one half after each. The unbalanced start
+    computes the same function as the balanced one: each hidden node has its incoming weights multiplied and its
+    outgoing ones divided by a factor between 1/100 and 100. Step sizes are searched for in every run of every method:
+    the powers of ten from 1e-5 to 1 by the training loss of a short run, then whole runs of the best and of half a
+    power to either side, by the training loss at their end.
 
-def claims(results: Results, config: Config) -> Claims:
-    losses = [[results[cell(dropout, start, OURS)]["curve"][:, 0] for start in STARTS] for dropout in DROPOUTS]
-    apart = max(float(np.abs(b / a - 1).max()) for a, b in losses)
-    yield Claim(
-        "Path-SGD goes the same way from both starts: it is invariant to rescaling",
-        "a property of the update rule",
-        f"training losses of all epochs differ by at most {100 * apart:.2g} %",
-        *yes(apart < 0.02, f"{config.runs} runs with and without dropout, {config.epochs} epochs in single precision"),
-    )
-    texts = {
-        "unbalanced": "from an unbalanced start Path-SGD has the lowest test error",
-        "balanced": "and from a balanced start too",
-    }
-    for start, text in texts.items():
-        ends = {x: {m: ERROR.take(results[cell(x, start, m)]) for m in METHODS} for x in DROPOUTS}
-        judged = {
-            f"{dropout}, {method}": less(of[OURS], of[method], paired=True)
-            for dropout, of in ends.items()
-            for method in METHODS
-            if method != OURS
-        }
-        yield Claim(
-            text,
-            "“seems to work well compared to constant step size SGD and AdaGrad”; given as curves",
-            "test error in %, " + "; ".join(f"{dropout}: {listed(of, 2)}" for dropout, of in ends.items()),
-            *every(judged),
-        )
+    The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one curve
+    each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors here are
+    1/100 to 100.
+    """
 
+    says = """
+        Path-SGD goes the same way from both starts: it is invariant to rescaling | a property of the update rule
+        from an unbalanced start Path-SGD has the lowest test error
+            | “seems to work well compared to constant step size SGD and AdaGrad”; given as curves
+        and from a balanced start too
+            | “seems to work well compared to constant step size SGD and AdaGrad”; given as curves
+    """
+    label = ("", "start", "method")
+    columns = (LOSS, ERROR, SIZES)
+    caption = "{data}, {images:,} images, {nodes} nodes, {epochs} epochs, {runs} runs"
+    runs: int = at(3, quick=2, full=5)
+    data: str = "mnist"  # or cifar10
+    nodes: int = at(200, quick=16, full=4000)  # in each hidden layer
+    images: int = at(5000, quick=100, full=60_000)
+    tests: int = at(10_000, quick=200)
+    epochs: int = at(12, quick=2, full=100)
+    short: int = at(2, quick=1, full=2)  # epochs for each power of ten
+    spread: float = 100.0  # of the factors of the unbalanced start
 
-def tables(results: Results, config: Config) -> list[Table]:
-    rows = {tuple(name.split(", ")): found for name, found in results.items()}
-    caption = (
-        f"{config.data}, {config.images:,} images, {config.nodes} nodes, {config.epochs} epochs, {config.runs} runs"
-    )
-    return [tabulated(["", "start", "method"], rows, [LOSS, ERROR, SIZES], caption)]
+    def run(self, lab: Lab) -> Results:
+        """Run i of every method has the same images, start, minibatches and dropout."""
+        return lab.runs(list(product(DROPOUTS, STARTS, METHODS)), self.runs, self.piece)
 
+    def piece(self, cell: tuple[str, str, str], seed: int) -> Results:
+        """The step size with the lowest training loss at the end, and its curve."""
+        dropout, start, method = cell
+        pairs = self.sets(seed)
+        torch.manual_seed(seed)
+        model: nn.Module = network(pairs[0][0].shape[1], self.nodes, DROPOUTS[dropout])
+        if start == "unbalanced":
+            model = tether.measure.rescale(model, seed=seed, spread=self.spread)
+        h, curve = search(partial(train, model, METHODS[method], pairs, seed), self.short, self.epochs)
+        return {"step size": h, "curve": curve}
 
-def draw(results: Results, config: Config) -> Figures:
-    """As on the slides: a row for each measure, a column for each start, without dropout and with it."""
-    figure, axes = subplots(3, 4, figsize=(10, 7.5), sharex=True, sharey="row")
-    for j, (dropout, start) in enumerate(product(DROPOUTS, STARTS)):
-        for method in METHODS:
-            curve = results[cell(dropout, start, method)]["curve"].mean(2)
-            for i in range(3):
-                axes[i, j].plot(curve[:, i], "--" if method == OURS else "-", label=method)
-        axes[0, j].set_title(f"{dropout}, {start}", fontsize=10)
-        axes[2, j].set_xlabel("epoch")
-    axes[0, 0].legend()
-    axes[0, 0].set(yscale="log", ylim=(None, 5))
-    worst = max(one["curve"][-1, 2].mean() for name, one in results.items() if name.endswith(OURS))
-    for i, name in enumerate(MEASURES):
-        axes[i, 0].set_ylabel(name)
-        if i:
-            axes[i, 0].set_ylim(0, min(100, 3 * worst))
-    return {"path_sgd": figure}
+    @lru_cache(2)  # noqa: B019 (a config is a value)
+    def sets(self, seed: int) -> tuple[Pair, Pair]:
+        """Training images of this seed and test images as vectors, without the mean of the training images."""
+        (x, y), (x_test, y_test) = (getattr(tether.data, self.data)(train=train) for train in (True, False))
+        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: self.images]
+        x, x_test = (pixels.flatten(1).float() / 255 for pixels in (x[rows], x_test[: self.tests]))
+        mean = x.mean(0)
+        return (x - mean, y[rows]), (x_test - mean, y_test[: self.tests])
+
+    def claims(self, results: Results) -> Found:
+        pairs = [[results[x, start, OURS]["curve"][:, 0] for start in STARTS] for x in DROPOUTS]
+        apart = max(float(np.abs(b / a - 1).max()) for a, b in pairs)
+        evidence = f"{self.runs} runs with and without dropout, {self.epochs} epochs in single precision"
+        yield f"training losses of all epochs differ by at most {100 * apart:.2g} %", yes(apart < 0.02, evidence)
+        for start in reversed(STARTS):
+            texts, judged = [], dict[str, Judgement]()
+            for dropout in DROPOUTS:
+                found = within(results, dropout, start)
+                of = ERROR.of(found)
+                texts.append(f"{dropout}: {ERROR.listed(found)}")
+                judged |= {f"{dropout}, {x}": less(of[OURS], of[x], paired=True) for x in METHODS if x != OURS}
+            yield "test error in %, " + "; ".join(texts), every(judged)
+
+    def draw(self, results: Results) -> Figures:
+        """As on the slides: a row for each measure, a column for each start, without dropout and with it."""
+        figure, axes = subplots(3, 4, figsize=(10, 7.5), sharex=True, sharey="row")
+        for column, cell in zip(axes.T, product(DROPOUTS, STARTS), strict=True):
+            for method, found in within(results, *cell).items():
+                for axis, values in zip(column, found["curve"].mean(2).T, strict=True):
+                    axis.plot(values, "--" if method == OURS else "-", label=method)
+            column[0].set_title(", ".join(cell), fontsize=10)
+            column[2].set_xlabel("epoch")
+        worst = max(one["curve"][-1, 2].mean() for name, one in results.items() if name[-1] == OURS)
+        for axis, name in zip(axes[:, 0], MEASURES, strict=True):
+            axis.set_ylabel(name)
+            axis.set(
+                **{"ylim": (0, min(100, 3 * worst))} if name != MEASURES[0] else {"yscale": "log", "ylim": (None, 5)}
+            )
+        axes[0, 0].legend()
+        return {"path_sgd": figure}

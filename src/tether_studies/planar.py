@@ -4,11 +4,10 @@ Every run has its own data and start, the same for all methods under comparison;
 grid are trained together as replicas.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,16 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import tether
+from tether_studies.experiment import Recipe
+from tether_studies.lab import Lab
 from tether_studies.quantities import Quantity, at_end
-from tether_studies.recipes import Recipe
 from tether_studies.study import Results
 
-__all__ = [
-    "ACCURACY",
-    "BEST",
-    "LOSS",
-    "WORST",
-    "Sets",
-    "Task",
-    "classifier",
-    "draw_classifier",
-    "each",
-    "learn",
-    "starts",
-]
+__all__ = ["ACCURACY", "BEST", "LOSS", "WORST", "Sets", "Task", "classifier", "draw_classifier", "each", "learn"]
+__all__ += ["starts", "todo"]
 
 Sets = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Watch = Callable[[int, tether.Replicas], Mapping[str, torch.Tensor]]
+Frame = tuple[float, float, float, float]
 COLOURS = ("#1f5fa8", "#c2452d")  # of the classes
 
 ACCURACY = at_end("accuracy", "test accuracy %", unit=" %")
@@ -78,10 +67,11 @@ class Task:
         return x, y, x_test, y_test
 
     @property
-    def frame(self) -> tuple[float, float, float, float]:
-        """The window of the plane that holds the points."""
+    def frame(self) -> Frame:
+        """The window of the plane that holds the points, with three standard deviations of the noise around."""
         if self.kind == "spiral":
-            return (-2.2, 2.2, -2.2, 2.2)
+            side = 1.2 if self.options.get("scale") == 1.0 else 2.2
+            return (-side, side, -side, side)
         width = float(self.options["scale"])
         return (-0.02 * width, 1.02 * width, -1.2, 1.2)
 
@@ -103,6 +93,12 @@ def starts(task: Task, runs: int, seed: int, cells: int = 1) -> tether.Replicas:
     return many
 
 
+def todo(lab: Lab, task: Task, methods: Mapping[Any, Recipe], steps: int, runs: int, **options: Any) -> dict[Any, Any]:
+    """A piece of `learn` for each method; run i of all of them has the same data and start."""
+    settings: dict[str, Any] = {"steps": steps, "runs": runs, "seed": lab.named_seed("runs"), **options}
+    return {x: partial(learn, task, methods[x], checkpoint=lab.checkpoint(x), **settings) for x in methods}
+
+
 def learn(
     task: Task,
     recipe: Recipe,
@@ -114,25 +110,16 @@ def learn(
     nets: tether.Replicas | None = None,
     sets: Sets | None = None,
     records: int | Sequence[int] = 1,
-    watch: Watch | None = None,
+    watch: Callable[[int, tether.Replicas], Mapping[str, torch.Tensor]] | None = None,
     portraits: bool = False,
     checkpoint: Path | None = None,
 ) -> Results:
     """Train some runs of every cell; the test loss and accuracy over time, as records × cells × runs.
 
-    Args:
-        task: data and network.
-        recipe: the method; a setting may be a tensor with a value for each of the ``cells * runs`` replicas (`each`).
-        steps: how many.
-        runs: how many of each cell; run i of every cell has the same data and the same start.
-        seed: of data, starts, minibatches and noise.
-        cells: settings of the method that are tried at once.
-        nets: networks that are there already, in place of those of the seed.
-        sets: their data, in place of those of the seed.
-        records: how often to test, evenly spaced, or after which steps; the end is always one.
-        watch: further things to record, ``watch(step, nets)``.
-        portraits: also the classifier of the median run of every cell, with that run's test points.
-        checkpoint: where to keep what is done so far.
+    A setting of the recipe may be a tensor with a value for each of the ``cells * runs`` replicas (`each`); run i of
+    every cell has the same data and start. The seed names data, starts, minibatches and noise; `nets` and `sets` stand
+    in place of its own. `records` is how often to test, evenly spaced, or after which steps; the end is always one.
+    `watch` has further things to record. `portraits` adds the classifier of the median run of every cell.
     """
     trained = starts(task, runs, seed, cells) if nets is None else nets
     x, y, x_test, y_test = sets = sets or task.sets(runs, seed, cells)
@@ -177,16 +164,13 @@ def portraits_of(nets: tether.Replicas, task: Task, sets: Sets, accuracy: torch.
     runs = accuracy.shape[1]
     medians = accuracy.argsort(1)[:, (runs - 1) // 2]
     at = (torch.arange(len(accuracy)) * runs + medians).tolist()
-    return {
-        "classifier": torch.stack([classifier(nets[i], task.frame) for i in at]),
-        "points": sets[2][at],
-        "classes": sets[3][at, :, 0],
-        "median": accuracy.gather(1, medians.unsqueeze(1)).squeeze(1),
-    }
+    fields = torch.stack([classifier(nets[i], task.frame) for i in at])
+    median = accuracy.gather(1, medians.unsqueeze(1)).squeeze(1)
+    return {"classifier": fields, "points": sets[2][at], "classes": sets[3][at, :, 0], "median": median}
 
 
 @torch.no_grad()
-def classifier(net: nn.Module, frame: tuple[float, float, float, float], size: int = 160) -> torch.Tensor:
+def classifier(net: nn.Module, frame: Frame, size: int = 160) -> torch.Tensor:
     """The probability of class 1 on a grid over the frame, rows from below."""
     left, right, low, high = frame
     y, x = torch.meshgrid(torch.linspace(low, high, size), torch.linspace(left, right, size), indexing="ij")

@@ -1,15 +1,5 @@
-"""Figures 4.6 and 4.9: a residual network with BatchNorm and orthogonal weights on CIFAR-10.
-
-SGD with momentum 0.9 (h = 0.1, a tenth of it after a third and two thirds of the epochs), with weight decay and
-without, beside o-CoLA-ud with γ = 0.5, τ = 0 and its h² equal to SGD's step; and SGD without momentum beside o-CoLA-od,
-both with h = 0.1 throughout. All convolutions are kept orthogonal, the output layer is free.
-"""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,23 +8,12 @@ from torch import nn
 from torch.nn.functional import avg_pool2d, cross_entropy, pad
 
 import tether
-from tether_studies.drawing import draw_curves, subplots
+from tether_studies.drawing import curves
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
+from tether_studies.images import Pair, pictures, tested
 from tether_studies.judges import less, more, plus_minus
-from tether_studies.lab import Lab
-from tether_studies.pictures import pictures
-from tether_studies.quantities import at_end, tabulated
-from tether_studies.recipes import recipe
-from tether_studies.study import Claim, Claims, Figures, Results, Study, Table, at
+from tether_studies.quantities import at_end
 
-STUDY = Study(
-    "fig-4.6",
-    "orthogonal convolutions overfit less",
-    "thesis, Figures 4.6, 4.9; ICML paper, Figures 6, D3",
-    data=("cifar10",),
-    notes="The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of "
-    "eight layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not "
-    "given there.",
-)
 H = 0.1
 METHODS = {  # and the factor of a decay of the step size
     "SGD-m": (recipe("SGD", lr=H, momentum=0.9), 0.1),
@@ -47,20 +26,9 @@ TRAINING, LOSS = at_end("training loss", "training loss", 3), at_end("loss", "te
 ACCURACY = at_end("accuracy", "test accuracy %", 3)
 
 
-@dataclass(frozen=True)
-class Config:
-    runs: int = at(3, quick=2, full=5)
-    epochs: int = at(24, quick=3, full=150)
-    images: int = at(2000, quick=100, full=50_000)
-    tests: int = at(2000, quick=100, full=10_000)
-    size: int = at(16, quick=8, full=32)  # pixels along a side
-    width: int = at(16, quick=4, full=64)  # channels of the first stage
-    blocks: tuple[int, ...] = at((1, 1, 1), full=(3, 4, 6, 3))  # in each stage
-
-
-def run(config: Config, lab: Lab) -> Results:
-    """Run i of every method has the same minibatches."""
-    return lab.runs(METHODS, config.runs, partial(piece, config))
+def normed(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
+    """A convolution and BatchNorm."""
+    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
 
 
 class Block(nn.Module):
@@ -74,11 +42,6 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + self.shortcut(x))
-
-
-def normed(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
-    """A convolution and BatchNorm."""
-    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
 
 
 class Residual(nn.Module):
@@ -109,7 +72,7 @@ class Shifted:
         self.padded = pad(x, [self.margin] * 4)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Pair]:
         draw, line = partial(torch.randint, generator=self.generator), torch.arange(self.side)
         for which in torch.randperm(len(self.y), generator=self.generator).split(self.batch):
             n = len(which)
@@ -121,93 +84,83 @@ class Shifted:
             yield x.permute(0, 3, 1, 2).contiguous(), self.y[which]
 
 
-def piece(config: Config, method: str, seed: int) -> Results:
-    """Train once; training and test loss and test accuracy after every epoch."""
-    (x, y), (x_test, y_test) = (shrunk(train, config) for train in (True, False))
-    torch.manual_seed(seed)
-    net = Residual(config.width, config.blocks)
-    build, factor = METHODS[method]
-    opt = build(net, seed)
-    batch = min(128, config.images)
-    per_epoch = -(-config.images // batch)
-    drops = [config.epochs * k // 3 for k in (1, 2)]
+@study("fig-4.6", "thesis, Figures 4.6, 4.9; ICML paper, Figures 6, D3", ("cifar10",))
+class Orthogonal(Experiment):
+    """orthogonal convolutions overfit less
 
-    def epoch(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
-        if step // per_epoch in drops:
-            for group in opt.param_groups:
-                group["lr"] *= factor
-        (loss, _), (test_loss, accuracy) = tested(net, x, y), tested(net, x_test, y_test)
-        return {"training loss": loss, "loss": test_loss, "accuracy": accuracy}
+    SGD with momentum 0.9 (h = 0.1, a tenth of it after a third and two thirds of the epochs), with weight decay and
+    without, beside o-CoLA-ud with γ = 0.5, τ = 0 and its h² equal to SGD's step; and SGD without momentum beside
+    o-CoLA-od, both with h = 0.1 throughout. All convolutions are kept orthogonal, the output layer is free.
 
-    data = Shifted(x, y, batch, seed)
-    steps = config.epochs * per_epoch
-    record = tether.train(net, opt, data, cross_entropy, steps, log_every=per_epoch, callbacks=[epoch])
-    return {"epochs": np.array(record.steps) / per_epoch, **record.metrics}
+    The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of eight
+    layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not given
+    there.
+    """
 
+    says = """
+        o-CoLA-ud ends with higher test accuracy than SGD-m, both without weight decay
+            | Figure 4.6: o-CoLA-ud without weight decay strongly outperforms SGD-m without weight decay
+        … and with lower test loss
+            | Figure 4.6: o-CoLA-ud without weight decay strongly outperforms SGD-m without weight decay
+        o-CoLA-od ends with higher test accuracy than SGD | Figure 4.9: modestly higher test accuracy
+        … and has lower test loss throughout training
+            | Figure 4.9: lower test loss throughout training, inhibits overfitting
+    """
+    columns = (TRAINING, LOSS, ACCURACY)
+    caption = "{runs} runs of {epochs} epochs on {images:,} images"
+    runs: int = at(3, quick=2, full=5)
+    epochs: int = at(24, quick=3, full=150)
+    images: int = at(2000, quick=100, full=50_000)
+    tests: int = at(2000, quick=100, full=10_000)
+    size: int = at(16, quick=8, full=32)  # pixels along a side, means over squares of the originals
+    width: int = at(16, quick=4, full=64)  # channels of the first stage
+    blocks: tuple[int, ...] = at((1, 1, 1), full=(3, 4, 6, 3))  # in each stage
 
-def shrunk(train: bool, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images of the asked-for size, means over squares of the originals."""
-    x, y = pictures(train, config.images if train else config.tests)
-    return avg_pool2d(x, 32 // config.size), y
+    def run(self, lab: Lab) -> Results:
+        """Run i of every method has the same minibatches."""
+        return lab.runs(METHODS, self.runs, self.piece)
 
+    def piece(self, method: str, seed: int) -> Results:
+        """Train once; training and test loss and test accuracy after every epoch."""
+        sets = [pictures(train, count) for train, count in ((True, self.images), (False, self.tests))]
+        (x, y), test = ((avg_pool2d(x, 32 // self.size), y) for x, y in sets)
+        torch.manual_seed(seed)
+        net = Residual(self.width, self.blocks)
+        build, factor = METHODS[method]
+        batch = min(128, self.images)
+        per_epoch = -(-self.images // batch)
 
-@torch.no_grad()
-def tested(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """Mean loss and accuracy in per cent, in eval mode."""
-    net.eval()
-    logits = torch.cat([net(part) for part in x.split(500)])
-    net.train()
-    return float(cross_entropy(logits, y)), 100 * float((logits.argmax(1) == y).float().mean())
+        def epoch(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
+            if step // per_epoch in self.drops():
+                for group in opt.param_groups:
+                    group["lr"] *= factor
+            (loss, _), (test_loss, accuracy) = tested(net, x, y), tested(net, *test)
+            return {"training loss": loss, "loss": test_loss, "accuracy": accuracy}
 
+        data, steps = Shifted(x, y, batch, seed), self.epochs * per_epoch
+        record = tether.train(net, build(net, seed), data, cross_entropy, steps, log_every=per_epoch, callbacks=[epoch])
+        return {"epochs": np.array(record.steps) / per_epoch, **record.metrics}
 
-def claims(results: Results, config: Config) -> Claims:
-    accuracy, loss = ACCURACY.of(results), LOSS.of(results)
-    said = {m: f"{m} {plus_minus(accuracy[m])} %, loss {LOSS.text(loss[m])}" for m in METHODS}
-    picture = "Figure 4.6: o-CoLA-ud without weight decay strongly outperforms SGD-m without weight decay"
-    yield Claim(
-        "o-CoLA-ud ends with higher test accuracy than SGD-m, both without weight decay",
-        picture,
-        f"{said['o-CoLA-ud']}; {said['SGD-m']}; {said['SGD-m, WD']}",
-        *more(accuracy["o-CoLA-ud"], accuracy["SGD-m"]),
-    )
-    yield Claim(
-        "… and with lower test loss",
-        picture,
-        f"{said['o-CoLA-ud']}; {said['SGD-m']}",
-        *less(loss["o-CoLA-ud"], loss["SGD-m"]),
-    )
-    yield Claim(
-        "o-CoLA-od ends with higher test accuracy than SGD",
-        "Figure 4.9: modestly higher test accuracy",
-        f"{said['o-CoLA-od']}; {said['SGD']}",
-        *more(accuracy["o-CoLA-od"], accuracy["SGD"]),
-    )
-    throughout = [results[method]["loss"].mean(0) for method in ("o-CoLA-od", "SGD")]
-    yield Claim(
-        "… and has lower test loss throughout training",
-        "Figure 4.9: lower test loss throughout training, inhibits overfitting",
-        "mean over epochs " + " against ".join(f"{x.mean():.3f}" for x in throughout),
-        *less(*throughout),
-    )
+    def drops(self) -> list[int]:
+        """The epochs after which step sizes fall."""
+        return [self.epochs * k // 3 for k in (1, 2)]
 
+    def claims(self, results: Results) -> Found:
+        accuracy, loss = ACCURACY.of(results), LOSS.of(results)
+        said = {m: f"{m} {plus_minus(accuracy[m])} %, loss {LOSS.text(loss[m])}" for m in METHODS}
+        texts = f"{said['o-CoLA-ud']}; {said['SGD-m']}"
+        yield f"{texts}; {said['SGD-m, WD']}", more(accuracy["o-CoLA-ud"], accuracy["SGD-m"])
+        yield texts, less(loss["o-CoLA-ud"], loss["SGD-m"])
+        yield f"{said['o-CoLA-od']}; {said['SGD']}", more(accuracy["o-CoLA-od"], accuracy["SGD"])
+        ours, free = (results[method]["loss"].mean(0) for method in ("o-CoLA-od", "SGD"))
+        yield f"mean over epochs {ours.mean():.3f} against {free.mean():.3f}", less(ours, free)
 
-def tables(results: Results, config: Config) -> list[Table]:
-    caption = f"{config.runs} runs of {config.epochs} epochs on {config.images:,} images"
-    return [tabulated("method", results, [TRAINING, LOSS, ACCURACY], caption)]
-
-
-def draw(results: Results, config: Config) -> Figures:
-    """Figures 4.6 (above) and 4.9."""
-    figure, panels = subplots(2, 3, figsize=(9, 5), sharex=True)
-    titles = {"training loss": "training loss", "loss": "test loss", "accuracy": "test accuracy, %"}
-    rows = [{m: results[m] for m, (_, factor) in METHODS.items() if (factor < 1) == falls} for falls in (True, False)]
-    for column, (key, title) in zip(panels.T, titles.items(), strict=True):
-        for panel, found in zip(column, rows, strict=True):
-            draw_curves(panel, found, key, "epochs", band="")
-        for k in (1, 2):
-            column[0].axvline(config.epochs * k // 3, color="0.6", lw=0.8, ls=":")
-        column[0].set_title(title)
-        column[1].set_xlabel("epochs")
-    for row in panels:
-        row[0].legend()
-    return {"residual": figure}
+    def draw(self, results: Results) -> Figures:
+        falls = {m: results[m] for m, (_, factor) in METHODS.items() if factor < 1}
+        groups = {"Figure 4.6": falls, "Figure 4.9": {m: results[m] for m in METHODS if m not in falls}}
+        keys = {"training loss": "training loss", "loss": "test loss", "accuracy": "test accuracy, %"}
+        figure, panels = curves(groups, keys, "epochs", across=True, band="")
+        for axis in panels[0]:
+            for epoch in self.drops():
+                axis.axvline(epoch, color="0.6", lw=0.8, ls=":")
+        return {"residual": figure}

@@ -1,7 +1,5 @@
 """Run studies: one after the other or several at once, each in its folder, with the time that is left."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from tether_studies.fields import fitted, mistake
@@ -12,9 +11,9 @@ from tether_studies.fields import fitted, mistake
 if TYPE_CHECKING:
     from tether_studies.lab import Lab
 
-__all__ = ["Claim", "Claims", "Figures", "Results", "Study", "Table", "at"]
+__all__ = ["Claim", "Figures", "Results", "Study", "Table", "at"]
 
-Results = dict[str, Any]
+Results = dict[Any, Any]  # what pieces found by their names, texts or tuples; or what one found by keys
 Figures = dict[str, Any]
 T = TypeVar("T")
 
@@ -39,9 +38,6 @@ class Claim:
     source: str = ""
 
 
-Claims = Iterator[Claim]
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows of text or numbers under a head."""
@@ -49,11 +45,6 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
     caption: str = ""
-
-
-def no_run(config: Any, lab: Lab) -> Results:
-    """The experiment of a study that is not bound to its module yet."""
-    raise NotImplementedError("take the study from `tether_studies.find(NAME)`, which binds it to its module")
 
 
 def no_figures(results: Results, config: Any) -> Mapping[str, Any]:
@@ -65,51 +56,36 @@ def no_figures(results: Results, config: Any) -> Mapping[str, Any]:
 class Study:
     """An experiment by its name, at three scales.
 
-    A module declares its study as ``STUDY = Study(name, title, source, ...)``. Its class ``Config`` and its functions
-    ``run``, ``claims``, ``draw`` and ``tables`` are the rest of it (`of`).
-
-    Args:
-        name: as `tether run` takes it, e.g. ``fig-3.8``.
-        title: the claim in a line.
-        source: document and figure or table.
-        config: a frozen dataclass of plain values; its defaults end within ten minutes on two cores. Fields that are
-            declared by `at` have other values for a run of seconds (``quick``, which shows that the program works and
-            decides nothing) and for the paper's scale (``full``).
-        run: the experiment: ``run(config, lab)`` returns results, plain values and arrays by name.
-        claims: ``claims(results, config)`` sets measured beside published and says what holds.
-        draw: ``draw(results, config)`` returns figures by name, drawn like the paper's.
-        tables: ``tables(results, config)`` returns the numbers behind them.
-        data: the data sets it needs, by the names of their folders; packages as ``pip:NAME``, or ``weights:NAME``.
-        notes: what differs from the paper, and why.
+    ``run(config, lab)`` returns results, plain values and arrays by name; ``claims(results, config)`` sets measured
+    beside published; ``draw`` and ``tables`` show the numbers behind them. `config` is a frozen dataclass of plain
+    values whose defaults end within ten minutes on two cores; fields that are declared by `at` have other values for a
+    run of seconds (``quick``, which decides nothing) and for the paper's scale (``full``). `data` has the data sets it
+    needs, by the names of their folders, and packages as ``pip:NAME`` or ``weights:NAME``; `notes` what differs from
+    the paper, and why.
     """
 
     name: str
     title: str
     source: str
-    config: type = object
-    run: Callable[[Any, Lab], Results] = no_run
+    config: type
+    run: Callable[[Any, Lab], Results]
     claims: Callable[[Results, Any], Iterable[Claim]] = lambda results, config: ()
     draw: Callable[[Results, Any], Mapping[str, Any]] = no_figures
     tables: Callable[[Results, Any], Iterable[Table]] = lambda results, config: ()
     data: Sequence[str] = ()
     notes: str = ""
 
-    def of(self, module: ModuleType) -> Study:
-        """This study with the config and the functions of a module."""
-        parts = {name: vars(module)[name] for name in ("run", "claims", "draw", "tables") if name in vars(module)}
-        return replace(self, config=module.Config, **parts)
-
     def at(self, scale: str, **changes: Any) -> Any:
         """The config at a scale, ``default``, ``quick`` or ``full``, with some fields changed."""
         config = self.config()
         scaled = {one.name: one.metadata[scale] for one in fields(config) if scale in one.metadata}
         values = asdict(replace(config, **{**scaled, **changes}))
-        for name, kind in get_type_hints(self.config).items():
+        kinds = get_type_hints(self.config)
+        for name, value in values.items():
             try:
-                values[name] = fitted(values[name], kind)
+                values[name] = fitted(value, kinds[name])
             except ValueError:
-                example = getattr(config, name)
-                raise TypeError(f"{self.name}: {mistake(name, values[name], kind, example)}") from None
+                raise TypeError(f"{self.name}: {mistake(name, value, kinds[name], getattr(config, name))}") from None
         return replace(config, **values)
 
     def changed(self, scale: str, config: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Several pieces of a study at once, each in a process that was forked from this one."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

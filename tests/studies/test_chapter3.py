@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import tether
-from tether_studies import endgames, overfitting, robustness, trigonometric, weights
+from tether_studies import endgames, spirals, trigonometric, weights
+from tether_studies.experiment import recipe
 from tether_studies.planar import Task, classifier, learn, outputs, scores, starts
-from tether_studies.recipes import recipe
 
 TASK = Task("spiral", {"turns": 4.0}, nodes=7, train=40, test=30, batch=10)
 SGD = recipe("sgd", lr=0.1)
@@ -90,12 +90,12 @@ def test_time_to_an_accuracy_and_runs_that_never_have_it():
 
 def test_rise_since_the_mean_was_lowest():
     loss = np.array([[[0.7, 0.9]], [[0.2, 0.4]], [[0.1, 0.6]], [[0.5, 0.7]]])  # means 0.8, 0.3, 0.35, 0.6
-    assert overfitting.rise({"loss": loss}) == pytest.approx([0.3, 0.3])
+    assert spirals.rise({"loss": loss}) == pytest.approx([0.3, 0.3])
 
 
 def test_the_mean_of_the_squared_deviations_is_the_variance():
     x = np.array([80.0, 90.0, 97.0, 99.0])
-    squares = robustness.deviations({"accuracy": x[None, None]})
+    squares = spirals.deviations({"accuracy": x[None, None]})
     assert squares.mean() == pytest.approx(x.var(ddof=1))
 
 

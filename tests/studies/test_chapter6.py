@@ -24,9 +24,9 @@ def test_angles_are_exact_where_they_are_small():
 
 def test_the_flow_of_one_point_is_a_logarithm():
     """ẇ = e^{−w} has w = log(t + e^{w₀})."""
-    config = separators.Config(problems=1, points=1, features=1, unseen=1, starts=2, decades=3, stride=1e-3)
+    study = separators.Separators(problems=1, points=1, features=1, unseen=1, starts=2, decades=3, stride=1e-3)
     start = torch.tensor([[[0.5, 7.0], [-1.0, 2.0]]]).double()
-    found = separators.flow(torch.tensor([[[1.0, 0.0]]]).double(), start, config)
+    found = study.flow(torch.tensor([[[1.0, 0.0]]]).double(), start)
     exact = np.log(np.array(found["times"])[:, None] + np.exp([0.5, -1.0]))
     np.testing.assert_allclose(found["norms"][:, 0], np.abs(exact), atol=2e-3)
     assert found["moved"] == 0
@@ -38,8 +38,8 @@ def test_the_flow_of_one_point_is_a_logarithm():
 
 def test_the_minimum_with_decay_is_a_fixed_point():
     """One point at 1: e^{−w} = λw."""
-    config = separators.Config(decays=(0.1,), features=1)
-    found = separators.regularized(torch.ones(1, 1, 1).double(), torch.tensor([[[5.0], [-2.0]]]).double(), config)
+    study = separators.Separators(decays=(0.1,), features=1)
+    found = study.regularized(torch.ones(1, 1, 1).double(), torch.tensor([[[5.0], [-2.0]]]).double())
     assert found["spread"][0] < 1e-12
     w = 1.7455280027406994  # 0.1 w e^w = 1
     assert math.exp(-w) == pytest.approx(0.1 * w)
@@ -48,7 +48,7 @@ def test_the_minimum_with_decay_is_a_fixed_point():
 
 
 def test_problems_have_step_size_one():
-    X, _ = minimum_norms.problems(minimum_norms.Config(problems=3), seed=1)
+    X, _ = minimum_norms.MinimumNorms(problems=3).drawn(seed=1)
     assert torch.linalg.matrix_norm(X, 2).tolist() == pytest.approx([1, 1, 1])
 
 
@@ -56,7 +56,7 @@ def test_distances_are_relative_to_the_solution():
     """X = (1, 0), y = 2: w* = (2, 0); w = (2, 3) from (0, 1) has moved by 2 in the null space."""
     X, y = torch.tensor([[[1.0, 0.0]]]).double(), torch.tensor([[[2.0]]]).double()
     w, start = torch.tensor([[[2.0, 3.0]]]).double(), torch.tensor([[[0.0, 1.0]]]).double()
-    assert minimum_norms.compared(w, start, X, y, 0.0) == ([1.5], [1.0], [1.0])
+    assert minimum_norms.compared(w, start, X, y, 0.0) == [[1.5], [1.0], [1.0]]
 
 
 def test_descent_ends_where_decay_balances():
@@ -97,10 +97,12 @@ def test_without_batchnorm_there_is_none():
 
 
 def test_shapes_that_tell_the_accuracy():
-    shapes = {"a": np.array(["monotone"] * 2), "b": np.array(["plateau"] * 2)}
-    apart = influences.unreliable({"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}, shapes)
-    mixed = influences.unreliable({"a": np.array([1.0, 3.5]), "b": np.array([3.0, 4.0])}, shapes)
-    assert (apart[1], mixed[1]) == ("not held", "held")
+    def judged(a, b):
+        found = {"a": {"shapes": np.array(["monotone"] * 2), "accuracy": np.array(a)}}
+        return influences.unreliable({**found, "b": {"shapes": np.array(["plateau"] * 2), "accuracy": np.array(b)}})[1]
+
+    assert judged([1.0, 2.0], [3.0, 4.0])[0] == "not held"
+    assert judged([1.0, 3.5], [3.0, 4.0])[0] == "held"
 
 
 def test_fifteen_ways_with_every_digit_on_three():
@@ -117,8 +119,7 @@ def test_types_of_images_with_people(tmp_path, monkeypatch):
     results = {"MLPs": {**piece, "labels": np.array([[[1, 1, 1]], [[1, 2, 1]]])}}
     people = tmp_path / "people.csv"
     people.write_text("0,1,2,3\n0,2,3,3")
-    config = between_classes.Config(people=str(people))
-    one = between_classes.verdict(results, ["MLPs"], 0, config)
+    one = between_classes.BetweenClasses(people=str(people)).verdict(results, ["MLPs"], 0)
     assert (one.between.type_a, one.between.type_b, one.between.type_c) == (0.25, 0.5, 0.25)
     assert (one.test.error.mean, one.test.group_error) == pytest.approx((1 / 6, 1 / 3))
     assert between_classes.typed([one])[0] == "type A 25.0 %, type C 25.0 %"

@@ -9,7 +9,7 @@ import torch
 
 import tether
 from tether_studies import hidden_units, path_sgd, random_subsets
-from tether_studies.digits import digits, errors
+from tether_studies.images import digits, errors
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def mnist(monkeypatch):
         pytest.skip("the real sets lie elsewhere")
     few = {train: [x[:n] for x in tether.data.mnist(train=train)] for train, n in ((True, 600), (False, 200))}
     monkeypatch.setattr(tether.data, "mnist", lambda train=True: few[train])
-    path_sgd.images.cache_clear()
+    path_sgd.PathSGD.sets.cache_clear()
     yield few
-    path_sgd.images.cache_clear()
+    path_sgd.PathSGD.sets.cache_clear()
 
 
 def test_every_replica_has_images_of_its_own(mnist):
@@ -49,10 +49,10 @@ def test_errors_of_nets_that_always_say_three():
 
 
 def test_path_sgd_goes_the_same_way_from_both_starts_and_sgd_does_not(mnist):
-    config = path_sgd.Config(nodes=16, images=300, tests=200, epochs=2, short=1)
+    study = path_sgd.PathSGD(nodes=16, images=300, tests=200, epochs=2, short=1)
     for dropout in path_sgd.DROPOUTS:
         found = {
-            (method, start): path_sgd.piece(dropout, start, method, config, seed=1)
+            (method, start): study.piece((dropout, start, method), seed=1)
             for method in ("SGD", "Path-SGD")
             for start in path_sgd.STARTS
         }
@@ -81,9 +81,9 @@ def test_the_search_finds_the_step_size_it_should():
 
 
 def test_hidden_units_fit_their_images(mnist):
-    config = hidden_units.Config(runs=2, images=200, tests=200, epochs=60)
+    study = hidden_units.HiddenUnits(runs=2, images=200, tests=200, epochs=60)
     for H in (16, 32):
-        found = hidden_units.piece(H, config, seed=0)
+        found = study.piece(H, seed=0)
         assert found["training"].max() <= 0.5  # one of 200
         assert all(10 < best <= end < 60 for best, end in zip(found["best"], found["test"], strict=True))
 
@@ -113,8 +113,8 @@ def test_random_subsets_are_tested_when_all_are_awake(mnist, monkeypatch):
         return errors(nets, *data)
 
     monkeypatch.setattr(random_subsets, "errors", watched)
-    config = random_subsets.Config(runs=2, nodes=10, images=200, tests=200, epochs=10)
-    piece = partial(random_subsets.piece, config=config, seed=0)
+    study = random_subsets.RandomSubsets(runs=2, nodes=10, images=200, tests=200, epochs=10)
+    piece = partial(study.piece, seed=0)
     assert piece("random subset, k = 3", 3)["steps"] == list(range(3, 40, 4))
     piece(random_subsets.FORGETFUL, 0)
     assert len(seen) > 10

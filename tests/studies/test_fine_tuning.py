@@ -1,6 +1,7 @@
 """What the studies of fine-tuning stand on: methods that do not disturb each other, their speeds, and MobileNetV2."""
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ import torch
 from torch import nn
 
 from tether_studies import fine_tuning, mobilenet
-from tether_studies.fine_tuning import Task, Trainee, sgd, train
+from tether_studies.experiment import recipe
+from tether_studies.fine_tuning import FineTuning, Trainee, sgd
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 from tether_studies.lab import side_by_side
-from tether_studies.recipes import recipe
 
 
 def small(seed):
@@ -24,7 +25,28 @@ def batches(seed, held_out):
     return list(torch.randn(25, 4, 3, generator=generator)), [torch.ones(2, 3), torch.full((1, 3), -float(held_out))]
 
 
-TASK = Task(small, batches, lambda net, x: net(x).square().mean(), lambda net, x: x[:, 0] > 0)
+@dataclass(frozen=True)
+class Small(FineTuning):
+    known, thesis = {"full": sgd(), "ours": sgd(["2"])}, {"ours": "89.70"}
+    runs: int = 2
+    methods: tuple[str, ...] = ("full", "ours")
+    timed: int = 20
+    tests: int = 819
+
+    def model(self, seed):
+        return small(seed)
+
+    def sets(self, seed, held_out):
+        return batches(seed, held_out)
+
+    def loss(self, net, x):
+        return net(x).square().mean()
+
+    def right(self, net, x):
+        return x[:, 0] > 0
+
+
+TASK = Small()
 
 
 def test_trainees_by_turns_end_as_if_alone():
@@ -50,22 +72,22 @@ def test_steps_are_clipped_and_fall_to_nothing():
 
 
 def test_accuracy_is_that_of_the_test_batches():
-    assert train(TASK, sgd()(0.1), 3)["accuracy"] == pytest.approx(200 / 3)
-    assert len(train(TASK, sgd()(0.1), 3, held_out=True)["losses"]) == 25
+    assert TASK.train(sgd()(0.1), 3)["accuracy"] == pytest.approx(200 / 3)
+    assert len(TASK.train(sgd()(0.1), 3, held_out=True)["losses"]) == 25
 
 
 def test_speeds_are_of_the_steps_after_the_first(monkeypatch):
     now = itertools.count()
     monkeypatch.setattr(fine_tuning.time, "process_time", lambda: float(next(now)))  # every turn takes a second
-    found = fine_tuning.by_turns(TASK, {"full": sgd(), "head": sgd(["2"])}, timed=20, seed=0)
+    found = TASK.by_turns(seed=0)
     assert found["seconds"] == pytest.approx([2 / 20, 2 / 20])
 
 
 def results(full, ours, seconds):
-    found = {f"speed, run {i}": {"seconds": np.array(pair)} for i, pair in enumerate(seconds)}
+    found = {("speed", f"run {i}"): {"seconds": np.array(pair)} for i, pair in enumerate(seconds)}
     for name, accuracies in (("full", full), ("ours", ours)):
         found |= {
-            f"{name}, run {i}": {"accuracy": np.array(x), "losses": np.ones(40)} for i, x in enumerate(accuracies)
+            (name, f"run {i}"): {"accuracy": np.array(x), "losses": np.ones(40)} for i, x in enumerate(accuracies)
         }
     return side_by_side(found)
 
@@ -81,16 +103,16 @@ def results(full, ours, seconds):
 def test_speed_without_loss_needs_both(ours, seconds, verdicts):
     found = results((90.0, 91.0, 92.0), ours, seconds)
     # √(91 · 9 / 819) = 1 point
-    judged = list(fine_tuning.no_loss(found, ["full", "ours"], "ours", 819, ("half", "the same")))
-    assert [claim.verdict for claim in judged] == verdicts
-    assert "lower by 1.0 points" in judged[1].measured
+    judged = list(TASK.claims(found))
+    assert [verdict for _, (verdict, _) in judged] == verdicts
+    assert "lower by 1.0 points" in judged[1][0]
 
 
 def test_the_table_by_hand():
     # accuracies 80, 84: mean 82, deviation √8, error 2; speeds 2 and 4, mean 3, error 1
     found = results((90.0, 90.0), (80.0, 84.0), ((0.01, 0.005), (0.02, 0.005)))
     found["tried, ours, slow, h=0.1"] = {"accuracy": np.array(70.0)}
-    shown, tried = fine_tuning.table(found, ["full", "ours"], {"ours": "89.70"}, "")
+    shown, tried = TASK.tables(found)
     assert shown.rows == [
         ["full", "90.00 ± 0.00", "15", "1.00 ± 0.00", ""],
         ["ours", "82.00 ± 2.00", "5", "3.00 ± 1.00", "89.70"],

@@ -1,17 +1,18 @@
 """What a study is declared with: scales, recipes, quantities, runs side by side."""
 
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
 import tether
+from tether_studies import experiment
+from tether_studies.experiment import recipe
+from tether_studies.judges import more
 from tether_studies.lab import Lab
-from tether_studies.quantities import Quantity, at_end, tabulated
-from tether_studies.recipes import recipe
-from tether_studies.study import Study, at
+from tether_studies.quantities import Quantity, against, at_end, of_key, tabulated, within
+from tether_studies.study import Study, at, no_figures
 
 
 @dataclass(frozen=True)
@@ -21,25 +22,115 @@ class Config:
     rate: float = 0.5
 
 
-STUDY = Study("small", "a title", "nobody")
+STUDY = Study("small", "a title", "nobody", Config, lambda config, lab: {})
 
 
 def test_a_field_has_a_value_at_every_scale():
-    study = Study("small", "", "", Config)
+    study = STUDY
     assert [study.at(scale).runs for scale in ("quick", "default", "full")] == [2, 4, 20]
     assert [study.at(scale).words for scale in ("quick", "default", "full")] == [1000, 1000, None]
     assert study.at("quick", runs=7).runs == 7
     assert study.changed("quick", study.at("quick", runs=7)) == {"runs": 7}
 
 
-def test_a_study_is_the_rest_of_its_module():
-    module = ModuleType("small")
-    module.Config, module.run = Config, lambda config, lab: {"x": config.runs}
-    bound = STUDY.of(module)
-    assert bound.run(bound.at("quick"), None) == {"x": 2}
-    assert list(bound.claims({}, None)) == []
-    with pytest.raises(NotImplementedError, match=r"tether_studies\.find\(NAME\)"):
-        STUDY.run(None, None)
+@pytest.fixture
+def declared(monkeypatch):
+    """A small experiment, on a list of its own."""
+    monkeypatch.setattr(experiment, "KNOWN", {})
+    accuracy = of_key("accuracy", "test accuracy %", unit=" %")
+
+    @experiment.study("small", "nobody, Figure 1", ("mnist",))
+    class Small(experiment.Experiment):
+        """dice fall
+
+        Two throws of {two} dice.
+
+        The paper
+        has three.
+        """
+
+        says = """
+            dice fall | Figure 1: always, {runs} runs
+            a claim that is too long for a line is
+                continued | and so is
+                what is published
+            nobody knows | nothing
+        """
+        columns = (accuracy,)
+        caption = "{runs} runs, {words} words"
+        runs: int = at(4, quick=2)
+        words: int | None = at(1000, full=None)
+
+        def run(self, lab):
+            return {}
+
+        def claims(self, results):
+            yield accuracy.more(results, "SGD", "Adam")
+            yield accuracy.less(results, ("SGD", "Adam"), "LOL", told="in the end: ", names=("LOL",), paired=True)
+            yield None
+
+    return experiment.KNOWN["small"]
+
+
+# standard errors: √(2 · 0.25² / 3) / 2 = 0.10, of a difference √2 times that
+RUNS = {name: mean + np.array([0.0, 0.25, -0.25, 0.0]) for name, mean in (("SGD", 3), ("Adam", 1), ("LOL", 5))}
+RESULTS = {name: {"accuracy": x} for name, x in RUNS.items()}
+
+
+def test_an_experiment_is_a_study_with_its_docstring_as_title_and_notes(declared):
+    assert (declared.name, declared.source, declared.data) == ("small", "nobody, Figure 1", ("mnist",))
+    assert (declared.title, declared.notes) == ("dice fall", "The paper has three.")
+    assert declared.draw is no_figures
+    assert declared.at("quick").runs == 2
+
+
+def test_claims_are_what_the_paper_says_beside_what_was_found(declared):
+    first, second = declared.claims(RESULTS, declared.at("quick"))  # the third is not tested by this config
+    assert (first.text, first.published) == ("dice fall", "Figure 1: always, 2 runs")
+    assert (first.measured, first.verdict) == ("SGD 3.0 ± 0.1 %, Adam 1.0 ± 0.1 %", "held")
+    assert first.evidence == "difference 2 ± 0.14 over 4 and 4 runs"
+    assert second.text == "a claim that is too long for a line is continued"
+    assert (second.published, second.measured) == ("and so is what is published", "in the end: LOL 5.0 ± 0.1 %")
+    assert second.evidence.startswith("SGD < LOL: difference 2 ± 0 over 4 pairs of runs (held); Adam < LOL: ")
+
+
+def test_a_claim_that_is_forgotten_is_an_error(declared, monkeypatch):
+    monkeypatch.setattr(declared.config, "claims", lambda self, results: iter([("seen", ("held", ""))]))
+    with pytest.raises(ValueError, match="Small says 3 claims and judges 1: `claims` must yield"):
+        list(declared.claims(RESULTS, declared.at("quick")))
+
+
+def test_a_docstring_that_lacks_a_paragraph_is_an_error():
+    class Bare(experiment.Experiment):
+        """only a title"""
+
+    with pytest.raises(ValueError, match="bare: the docstring of Bare has 1 of three paragraphs: title, setting"):
+        experiment.study("bare", "nobody")(Bare)
+
+
+def test_the_table_follows_from_the_columns_and_none_is_all(declared):
+    (table,) = declared.tables(RESULTS, declared.at("full"))
+    assert (table.head, table.caption) == (["method", "test accuracy %"], "4 runs, all words")
+    assert table.rows == [["SGD", "3.0 ± 0.1"], ["Adam", "1.0 ± 0.1"], ["LOL", "5.0 ± 0.1"]]
+
+
+def test_two_runs_are_set_against_each_other():
+    pairs = dict.fromkeys(("here", "there"), (RUNS["SGD"], RUNS["Adam"]))
+    measured, (verdict, evidence) = against(more, pairs, unit=" %")
+    assert measured == "here 3.0 ± 0.1 against 1.0 ± 0.1; there 3.0 ± 0.1 against 1.0 ± 0.1 %"
+    assert (verdict, evidence.count("(held)")) == ("held", 2)
+    assert against(more, {"": pairs["here"]}) == ("3.0 ± 0.1 against 1.0 ± 0.1", more(*pairs["here"]))
+
+
+def test_pieces_may_be_named_by_tuples(tmp_path):
+    lab = Lab(STUDY, Config(), tmp_path, seed=0)
+    lab.open()
+    names = [("chess", "Adam"), ("poker", "Adam"), ("poker", "SGD, momentum")]
+    found = lab.each(names, lambda name: {"x": len(name[1])})
+    lab.close()
+    assert list(found) == names
+    assert sorted(path.stem for path in tmp_path.glob("pieces/*.npz")) == sorted(map(", ".join, names))
+    assert {name: int(one["x"]) for name, one in within(found, "poker").items()} == {"Adam": 4, "SGD, momentum": 13}
 
 
 def test_a_recipe_is_of_tether_or_of_torch():

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import torch
 
 import tether_studies as studies
 from tether.cli import main
+from tether_studies.experiment import said
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, less, mean_error, more, near, yes
 from tether_studies.lab import Busy, Lab
-from tether_studies.report import results
+from tether_studies.report import html, results
 from tether_studies.report.tables import methods_table, what_holds
 from tether_studies.runner import Job, folder_of, run_all, run_one
 from tether_studies.study import Claim, Study, Table, at
@@ -270,3 +271,17 @@ def test_the_readme_is_up_to_date():
     text = (root / "README.md").read_text()
     assert methods_table() in text
     assert what_holds(results(root / "docs" / "results")) in text
+
+
+def test_the_committed_results_are_those_of_the_studies():
+    """Nothing was lost: every claim that was judged is still made, of the same config."""
+    found = {one["name"]: one for one in results(Path(__file__).parents[2] / "docs" / "results")}
+    assert found.keys() == studies.studies().keys()
+    assert sum(len(one["claims"]) for one in found.values()) >= 159
+    for name, study in studies.studies().items():
+        config, one = study.at("default"), found[name]
+        assert (one["title"], one["source"]) == (study.title, study.source)
+        assert one["config"] == json.loads(json.dumps(asdict(config))), name
+        texts = iter([text for text, _ in said(config)])
+        assert all(claim["text"] in texts for claim in one["claims"]), name  # in this order
+    assert html(list(found.values())).count("<section class=page") == 34

@@ -1,7 +1,5 @@
 """The report: one HTML file without anything from elsewhere, a page for each study."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shlex
@@ -17,6 +15,7 @@ __all__ = ["html"]
 
 KINDS = {HELD: "held", NOT_HELD: "not-held", UNDECIDED: "not-decided"}
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+QUICK = "<p class=note>Runs marked <em>quick</em> show that a program works; they decide nothing.</p>"
 
 
 def html(found: list[Result]) -> str:
@@ -36,18 +35,15 @@ def _front(found: list[Result]) -> str:
     hours = sum(result["seconds"] for result in found) / 3600
     where = found[0]["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
-    dates = sorted(result["date"][:10] for result in found)
-    span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    dates = sorted({result["date"][:10] for result in found})
     rows = "".join(_claim_row(result, claim) for result in found for claim in result["claims"])
-    quick = any(result["scale"] == "quick" for result in found)
-    warning = "<p class=note>Runs marked <em>quick</em> show that a program works; they decide nothing.</p>"
     return f"""<section id=front>
 <h1>The papers, reproduced</h1>
 <p>{len(found)} studies, {sum(len(result["claims"]) for result in found)} claims. {badges}</p>
-<p class=small>{escape(span)}; {hours:.1f} hours of computing on one thread each;
-{escape(where.get("processor") or where.get("system", ""))}, python {escape(where.get("python", ""))},
+<p class=small>{escape(" to ".join(dict.fromkeys((dates[0], dates[-1]))))}; {hours:.1f} hours of computing on one thread
+each; {escape(where.get("processor") or where.get("system", ""))}, python {escape(where.get("python", ""))},
 {escape(versions)}.</p>
-{warning if quick else ""}
+{QUICK if any(result["scale"] == "quick" for result in found) else ""}
 <table class=claims>
 <thead><tr><th>study<th>claim<th>published<th>measured<th>verdict<th>scale<th>time</thead>
 <tbody>{rows}</tbody>
@@ -56,16 +52,11 @@ def _front(found: list[Result]) -> str:
 
 
 def _claim_row(result: Result, claim: dict[str, Any]) -> str:
-    cells = (
-        ("study", f'<a href="#{escape(result["name"])}">{escape(result["name"])}</a>'),
-        ("claim", escape(claim["text"])),
-        ("published", escape(claim["published"])),
-        ("measured", escape(claim["measured"])),
-        ("verdict", _badge(claim["verdict"], result["scale"])),
-        ("scale", escape(scale_of(result))),
-        ("time", _time(result["seconds"])),
-    )
-    return "<tr>" + "".join(f'<td data-label="{label}">{cell}' for label, cell in cells)
+    cells = {"study": f'<a href="#{escape(result["name"])}">{escape(result["name"])}</a>'}
+    cells |= {"claim": escape(claim["text"])} | {key: escape(claim[key]) for key in ("published", "measured")}
+    cells |= {"verdict": _badge(claim["verdict"], result["scale"]), "scale": escape(scale_of(result))}
+    cells["time"] = _time(result["seconds"])
+    return "<tr>" + "".join(f'<td data-label="{label}">{cell}' for label, cell in cells.items())
 
 
 def _badge(verdict: str, scale: str = "default") -> str:
@@ -84,15 +75,11 @@ def _page(result: Result) -> str:
         + (f"<br><span class=small>{escape(claim['evidence'])}</span>" if claim["evidence"] else "")
         for claim in result["claims"]
     )
+    encoded = {name: base64.b64encode((result["folder"] / name).read_bytes()).decode() for name in result["figures"]}
     figures = "".join(
-        f'<figure><img alt="{escape(name)}" src="data:image/png;base64,{_encoded(result["folder"] / name)}"></figure>'
-        for name in result["figures"]
+        f'<figure><img alt="{escape(name)}" src="data:image/png;base64,{content}"></figure>'
+        for name, content in encoded.items()
     )
-    flag = {"quick": " --quick", "full": " --full"}.get(result["scale"], "")
-    seed = f" --seed {result['seed']}" if result["seed"] else ""
-    changes = [shlex.quote(f"{key}={_setting(value)}") for key, value in result["changes"].items()]
-    command = f"tether run {result['name']}{flag}{seed}{' --set ' if changes else ''}{' '.join(changes)}"
-    config = json.dumps(result["config"], indent=1, ensure_ascii=False)
     commit = result["environment"].get("commit") or "not from a repository"
     return f"""<section class=page id="{escape(result["name"])}">
 <p class=small><a href="#">all studies</a></p>
@@ -103,15 +90,25 @@ def _page(result: Result) -> str:
 {figures}
 {"".join(_table(table) for table in result["tables"])}
 {f"<p>{escape(result['notes'])}</p>" if result["notes"] else ""}
-<pre class=command>{escape(command)}</pre>
-<details><summary>config</summary><pre>{escape(config)}</pre>
+<pre class=command>{escape(_command(result))}</pre>
+<details><summary>config</summary><pre>{escape(json.dumps(result["config"], indent=1, ensure_ascii=False))}</pre>
 <p class=small>commit {escape(commit)}, seed {escape(result["seed"])}</p></details>
 </section>"""
 
 
+def _command(result: Result) -> str:
+    """What runs the study again; a list of JSON is a tuple for `--set`."""
+    flag = {"quick": " --quick", "full": " --full"}.get(result["scale"], "")
+    seed = f" --seed {result['seed']}" if result["seed"] else ""
+    values = {key: tuple(x) if isinstance(x, list) else x for key, x in result["changes"].items()}
+    changes = " ".join(shlex.quote(f"{key}={value}") for key, value in values.items())
+    return f"tether run {result['name']}{flag}{seed}{' --set ' if changes else ''}{changes}"
+
+
 def _table(table: dict[str, Any]) -> str:
-    head = "".join(f"<th>{escape(cell)}" for cell in table["head"])
-    rows = "".join("<tr>" + "".join(f"<td>{escape(_cell(cell))}" for cell in row) for row in table["rows"])
+    cells = [[f"{value:.4g}" if isinstance(value, float) else value for value in row] for row in table["rows"]]
+    head = "".join(f"<th>{escape(name)}" for name in table["head"])
+    rows = "".join("<tr>" + "".join(f"<td>{escape(value)}" for value in row) for row in cells)
     caption = f"<caption>{escape(table['caption'])}</caption>" if table["caption"] else ""
     return f"<div class=wide><table>{caption}<thead><tr>{head}</thead><tbody>{rows}</tbody></table></div>"
 
@@ -119,16 +116,3 @@ def _table(table: dict[str, Any]) -> str:
 def escape(value: Any) -> str:
     """Anything as text of HTML: nothing from a file is taken for markup."""
     return escape_text(str(value))
-
-
-def _setting(value: Any) -> str:
-    """A value as `--set` takes it: a list of JSON is a tuple."""
-    return str(tuple(value) if isinstance(value, list) else value)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _encoded(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()

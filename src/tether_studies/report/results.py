@@ -1,7 +1,5 @@
 """The results that lie in a folder of runs, checked before anything is made of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

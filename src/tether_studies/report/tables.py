@@ -1,7 +1,5 @@
 """Tables of the README that are made, not written: between two comments, anew each time."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,0 +1,205 @@
+"""Figures 5.1 and 5.9 to 5.12: two time scales for two kinds of features, and biases on the slow one."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+
+import tether
+from tether_studies.drawing import curves
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
+from tether_studies.images import Convolutional, Pair, pictures, tested
+from tether_studies.judges import more
+from tether_studies.planar import Task, learn
+from tether_studies.quantities import Quantity, against, at_end, of_key
+
+METHODS = {
+    "small step": partial(recipe, "SGD", lr=0.004, momentum=0.9),
+    "large step": partial(recipe, "SGD", lr=0.1, momentum=0.9),
+    "composite": partial(recipe, "composite_sgd", lr=0.1, k=25, momentum=0.9),
+}
+CLEAN, PATCHED, ALONE = SETS = ("clean", "with patches", "patches alone")
+SIDE, AT = 7, 12  # the patch, in the middle of 32 × 32
+AT_END = {kind: at_end(kind, kind, unit=" %") for kind in SETS}
+
+
+def patched(x: torch.Tensor, y: torch.Tensor, alone: torch.Tensor, seed: int, draw: torch.Generator) -> torch.Tensor:
+    """Images with z ± ζ of their class added in the middle, or z ± 1.75 a ζ on black, a uniform in [0, 1].
+
+    The seed is that of z, of variance 1.5625, and of ζ_i in [−0.1, 0.1] for each class.
+    """
+    same = torch.Generator().manual_seed(seed)
+    z = 1.25 * torch.randn(3, SIDE, SIDE, generator=same)
+    ζ = 0.2 * torch.rand(10, 3, SIDE, SIDE, generator=same) - 0.1
+    sign = 2.0 * torch.randint(2, (len(x), 1, 1, 1), generator=draw) - 1
+    a = torch.rand(len(x), 1, 1, 1, generator=draw)
+    size = torch.where(alone.view(-1, 1, 1, 1), 1.75 * a, torch.ones(()))
+    x = torch.where(alone.view(-1, 1, 1, 1), torch.zeros(()), x)
+    x[:, :, AT : AT + SIDE, AT : AT + SIDE] += z + sign * size * ζ[y]
+    return x
+
+
+@study("fig-5.1", "thesis, Figure 5.1", ("cifar10",))
+class Patches(Experiment):
+    """two time scales learn both images and patches
+
+    A fifth of the training images of CIFAR-10 is as it is; of the others a fifth is nothing but a patch of 7 × 7 pixels
+    in the middle that tells the class, the rest has both. A small step memorizes the patches, a large one learns the
+    images; a composite network, one copy fast and one slow, merged every k steps, shall do both (5.9.3).
+
+    The thesis has a WideResNet-16 and all of CIFAR-10; here three convolutions and 8,000 images.
+    """
+
+    says = """
+        a large step is better on clean images than a small one | Figure 5.1, left: higher accuracy
+        a small step memorizes the patches, a large one does not
+            | Figure 5.1, right: the small step learns them quickly
+        the composite network memorizes the patches as the large step cannot | Figure 5.1, right
+        and is better on clean images than the small step | Figure 5.1, left: as high as the large step
+    """
+    label = "test accuracy %"
+    columns = tuple(AT_END.values())
+    caption = "{runs} runs, {epochs} epochs"
+    runs: int = at(3, quick=2, full=5)
+    images: int = at(8000, quick=300, full=50_000)
+    test: int = at(2000, quick=100, full=10_000)
+    epochs: int = at(20, quick=1, full=150)
+    width: int = at(16, quick=4, full=64)
+    decay: float = 5e-4
+
+    def run(self, lab: Lab) -> Results:
+        """Run i of all methods has the same start and minibatches."""
+        return lab.runs(METHODS, self.runs, partial(self.piece, lab.named_seed("patches")))
+
+    def training_set(self, seed: int) -> Pair:
+        """A fifth clean; of the rest a fifth patches alone and four fifths both."""
+        x, y = pictures(True, self.images)
+        draw, clean = torch.Generator().manual_seed(seed + 1), self.images // 5
+        alone = torch.rand(self.images - clean, generator=draw) < 0.2
+        return torch.cat((x[:clean], patched(x[clean:], y[clean:], alone, seed, draw))), y
+
+    def test_sets(self, seed: int) -> dict[str, Pair]:
+        """The same images clean, with patches, and as patches alone."""
+        x, y = pictures(False, self.test)
+        draw = torch.Generator().manual_seed(seed + 2)
+        seen = [patched(x.clone(), y, torch.full((len(x),), alone), seed, draw) for alone in (False, True)]
+        return {name: (images, y) for name, images in zip(SETS, (x, *seen), strict=True)}
+
+    def piece(self, data_seed: int, name: str, seed: int) -> Results:
+        """Accuracies on the three kinds of test images, epoch by epoch."""
+        data, tests = self.training_set(data_seed), self.test_sets(data_seed)
+        torch.manual_seed(seed)
+        net = Convolutional(self.width)
+        opt = METHODS[name](weight_decay=self.decay)(net, seed)
+        per_epoch = -(-self.images // 128)
+
+        def look(step: int, net: Any, opt: Any) -> dict[str, Any]:
+            return {kind: torch.tensor(tested(net, *pair)[1]) for kind, pair in tests.items()}
+
+        options: dict[str, Any] = {"log_every": per_epoch, "callbacks": [look], "seed": seed, "progress": False}
+        return dict(tether.train(net, opt, data, steps=self.epochs * per_epoch, batch=128, **options).metrics)
+
+    def claims(self, results: Results) -> Found:
+        small, large, both = METHODS
+        for kind, a, b in ((CLEAN, large, small), (ALONE, small, large), (ALONE, both, large), (CLEAN, both, small)):
+            yield AT_END[kind].more(results, a, b, names=METHODS)
+
+    def draw(self, results: Results) -> Figures:
+        found = {name: {**one, "epochs": range(1, self.epochs + 1)} for name, one in results.items()}
+        return {"patches": curves({"test accuracy %": found}, {x: x for x in SETS}, "epochs", across=True, band="")[0]}
+
+
+K, H = 5, 1.0
+SLOW: dict[str, Any] = {"lr": H, "every": K, "drift": True}
+ACCURACY = of_key("accuracy", "test accuracy %", unit=" %")
+WORST, BEST = (Quantity(name, ACCURACY.take, show=show) for name, show in (("worst", min), ("best", max)))
+
+
+def sgd(*parts: tether.Part, lr: float = H / K, momentum: float = 0.0) -> Recipe:
+    """SGD in which some parts differ from the rest."""
+    friction = -math.log(momentum) if momentum else math.inf
+    table = [*parts, tether.Part("*")]
+    return lambda nets, seed: tether.Optimizer(nets, table, lr=lr, word="MS", friction=friction, seed=seed)
+
+
+BASE, SLOWED, INPUT, OUTPUT = "SGD, h = 0.2", "slow biases", "slow input biases", "slow output bias"
+LARGER, FROZEN = "biases with h = 1 at every step", "biases frozen for k, then h = 0.2"
+SPIRAL = {
+    BASE: sgd(),
+    SLOWED: sgd(tether.Part("*.bias", **SLOW)),
+    INPUT: sgd(tether.Part("0.bias", **SLOW)),
+    OUTPUT: sgd(tether.Part("2.bias", **SLOW)),
+    LARGER: sgd(tether.Part("*.bias", lr=H)),
+    FROZEN: sgd(tether.Part("*.bias", lr=H / K, every=K, drift=False)),
+}
+late = tether.Part("head.bias", lr=1.0, every=10, drift=True)
+PLAIN, LATE = "CIFAR-10, SGD, h = 0.1", "CIFAR-10, slow output biases, k = 10"
+IMAGES = {  # with momentum, as the thesis has it where nothing else is said
+    PLAIN: sgd(lr=0.1, momentum=0.9),
+    LATE: sgd(late, lr=0.1, momentum=0.9),
+}
+
+
+@study("fig-5.9", "thesis, Figures 5.9–5.12", ("cifar10",))
+class SlowBiases(Experiment):
+    """biases on the slow time scale generalize better
+
+    One hidden layer of ReLU nodes on the four-turn spiral. Multirate SGD (Algorithm 5.1, k = 5, h = 1, no momentum):
+    the weights every step with h/k = 0.2, biases every five steps with h, spread over them. Beside it plain SGD with h
+    = 0.2, and what is not it: biases with a larger step at every step, biases frozen for k steps without the larger
+    one, only the input biases, only the output bias. And a convolutional network on CIFAR-10 with slow biases (k = 10)
+    in its last layer.
+
+    The thesis has 5 runs on the spiral, and a ResNet-34 on all of CIFAR-10 for Figure 5.12; here a network of three
+    convolutions on 5,000 images. The number of nodes and steps of Figure 5.9 is not given.
+    """
+
+    says = """
+        slow biases improve the test accuracy on the four-turn spiral | Figure 5.9: clearly higher
+        it is the slow biases: a larger step for them at every step does not do it | Figure 5.10: no such improvement
+        nor does freezing them for k steps without the larger step | Figure 5.10: no such improvement
+        it is the biases of the input layer that matter | Figure 5.11: input alone as good as all, output alone not
+        slow biases of the last layer help a convolutional network on CIFAR-10 a little
+            | Figure 5.12: small improvement (ResNet-34)
+    """
+    label = ""
+    columns = (ACCURACY, WORST, BEST)
+    caption = "{runs} runs of {steps:,} steps"
+    runs: int = at(20, quick=2)
+    steps: int = at(20_000, quick=100, full=100_000)
+    nodes: int = at(100, quick=20, full=500)
+    image_runs: int = at(4, quick=2, full=10)
+    images: int = at(5000, quick=256, full=50_000)
+    epochs: int = at(8, quick=1, full=100)
+
+    def run(self, lab: Lab) -> Results:
+        """Test accuracies in per cent, one for each run; of the spiral also over time."""
+        seed = lab.named_seed("spiral")
+        spirals = lab.pieces({name: partial(self.spiral, made, seed) for name, made in SPIRAL.items()})
+        return spirals | lab.runs(IMAGES, self.image_runs, self.network)
+
+    def spiral(self, made: Recipe, seed: int) -> Results:
+        """All runs at once, each with points of its own."""
+        task = Task("spiral", {"turns": 4}, self.nodes, train=500, test=1000, batch=25)
+        found = learn(task, made, self.steps, self.runs, seed, records=40)
+        curve = found["accuracy"][:, 0]
+        return {"steps": found["steps"], "curve": curve, "accuracy": curve[-1]}
+
+    def network(self, name: str, seed: int) -> Results:
+        """One run of a small convolutional network; the same start and minibatches for both methods."""
+        data, test = (pictures(train, self.images) for train in (True, False))
+        torch.manual_seed(seed)
+        net = Convolutional()
+        steps = self.epochs * -(-self.images // 128)
+        tether.train(net, IMAGES[name](net, seed), data, steps=steps, batch=128, seed=seed, progress=False)
+        return {"accuracy": tested(net, *test)[1]}
+
+    def claims(self, results: Results) -> Found:
+        of = ACCURACY.of(results)
+        for a, b in ((SLOWED, BASE), (SLOWED, LARGER), (SLOWED, FROZEN), (INPUT, OUTPUT), (LATE, PLAIN)):
+            yield against(more, {"": (of[a], of[b])}, unit=" %")
+
+    def draw(self, results: Results) -> Figures:
+        title = "Slow biases on the four-turn spiral (Figures 5.9–5.11)"
+        return {"spiral": curves({title: {x: results[x] for x in SPIRAL}}, {"curve": "test accuracy %"})[0]}
