@@ -1,5 +1,5 @@
 // Included by native.c, once for each REAL: pieces of tensors that go through their ops together. A batch has as many as
-// CHUNK normals suffice for: one where tensors are large, many where they are small, so that all their noise is made at once.
+// SPAN normals suffice for: one where tensors are large, many where they are small, so that all their noise is made at once.
 
 // Some entries of one replica of a tensor, the ops they go through, where their normals lie, and where to add their pᵀp
 typedef struct { REAL *theta, *p; const REAL *g; const Op *op; int64_t n, at; double *sum; } NAME(Piece);
@@ -34,7 +34,7 @@ INLINE double NAME(squared)(const REAL *p, int64_t n) {
 
 // Take all pieces through their ops, which differ in coefficients only, and empty the batch.
 CLONES static void NAME(carry_out)(NAME(Batch) *batch) {
-  _Alignas(64) REAL R[CHUNK];
+  _Alignas(64) REAL R[SPAN];
   const Task *task = batch->task;
   if (!batch->pieces) return;
   for (int64_t o = 0, held = -1; o < batch->ops; o++) {
@@ -60,7 +60,7 @@ static void NAME(add)(NAME(Batch) *batch, const Op *op, int64_t t, int64_t row, 
   const uint32_t replica = task->replica ? (uint32_t)task->replica[row] : 0;
   const uint64_t key = task->key ? task->key[t] : 0;
   for (int64_t n; at < end; at += n) {
-    const int64_t e = first + at, phase = e % TILE, room = CHUNK - e % CHUNK;
+    const int64_t e = first + at, phase = e % TILE, room = SPAN - e % SPAN;
     n = end - at < room ? end - at : room;
     const int64_t tiles = (phase + n + TILE - 1) / TILE;
     if (batch->tiles + tiles > TILES) NAME(carry_out)(batch);

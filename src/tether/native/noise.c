@@ -53,21 +53,17 @@ INLINE REAL NAME(radius)(uint32_t word) {
   return ROOT(power * (REAL)-1.38629436111989061883 + t * series);
 }
 
-// Box–Muller for the entries of some tiles: rows 0 and 1 of a tile are r cos φ and r sin φ of its words 0 and 1, rows 2
-// and 3 of its words 2 and 3, φ = πj/2³¹. A few tiles at a time, so that the words stay near.
+// Box–Muller for the entries of up to TILES tiles: rows 0 and 1 of a tile are r cos φ and r sin φ of its words 0 and 1, rows
+// 2 and 3 of its words 2 and 3, φ = πj/2³¹.
 INLINE void NAME(normals)(REAL *restrict out, const Tile *tile, int64_t tiles, int64_t level, uint32_t step, uint32_t draw) {
-  enum { AHEAD = 16 };
-  _Alignas(64) uint32_t word[AHEAD * TILE];
-  for (int64_t at = 0; at < tiles; at += AHEAD) {
-    const int64_t some = tiles - at < AHEAD ? tiles - at : AHEAD;
-    philox(level, word, tile + at, some, step, draw);
-    for (int64_t pair = 0; pair < 2 * some; pair++, out += 2 * LANES)
-      for (int e = 0; e < LANES; e++) {
-        const uint32_t *w = word + pair * 2 * LANES + e;
-        REAL r = NAME(radius)(w[0]), ss, cc;
-        NAME(turn)((REAL)(int32_t)w[LANES] * (REAL)0x1p-31, &ss, &cc);
-        out[e] = r * cc;
-        out[LANES + e] = r * ss;
-      }
-  }
+  _Alignas(64) uint32_t word[SPAN];
+  philox(level, word, tile, tiles, step, draw);
+  for (int64_t pair = 0; pair < 2 * tiles; pair++, out += 2 * LANES)
+    for (int e = 0; e < LANES; e++) {
+      const uint32_t *w = word + pair * 2 * LANES + e;
+      REAL r = NAME(radius)(w[0]), ss, cc;
+      NAME(turn)((REAL)(int32_t)w[LANES] * (REAL)0x1p-31, &ss, &cc);
+      out[e] = r * cc;
+      out[LANES + e] = r * ss;
+    }
 }

@@ -5,7 +5,8 @@
 // round waits for the products of the one before. Compilers do not find this in a plain loop, so it is written out
 // for AVX2 and AVX-512; integers are exact, so the words do not depend on the choice.
 
-enum { TILE = 32, LANES = 8, TILES = CHUNK / TILE, ROUNDS = 10 };
+// SPAN: entries whose noise is made at once. More would keep memory waiting while noise is made, and the other way round.
+enum { TILE = 32, LANES = 8, TILES = 16, SPAN = TILES * TILE, ROUNDS = 10 };
 #define MUL0 0xD2511F53u
 #define MUL1 0xCD9E8D57u
 #define ADD0 0x9E3779B9u
@@ -156,10 +157,10 @@ static inline Tile tile_of(uint64_t e, uint64_t key, uint32_t replica) {
 // The words of `count` entries from entry `first` on
 static void philox_range(int64_t level, uint32_t *out, int64_t first, int64_t count, uint64_t key, uint32_t replica,
                          uint32_t step, uint32_t draw) {
-  uint32_t word[8 * TILE];
-  Tile tile[8];
+  uint32_t word[SPAN];
+  Tile tile[TILES];
   while (count > 0) {
-    const int64_t phase = first % TILE, m = count < 8 * TILE - phase ? count : 8 * TILE - phase;
+    const int64_t phase = first % TILE, m = count < SPAN - phase ? count : SPAN - phase;
     const int64_t tiles = (phase + m + TILE - 1) / TILE;
     for (int64_t t = 0; t < tiles; t++) tile[t] = tile_of((uint64_t)(first + t * TILE), key, replica);
     philox(level, word, tile, tiles, step, draw);
