@@ -49,6 +49,7 @@ def assert_replica(ens, opt, i, net, alone, tol=2e-5):
 
 
 @every_method
+@pytest.mark.filterwarnings("ignore:.* is slow but runs after")
 @pytest.mark.parametrize("path", ["kernel", "no compiler", "tensor by tensor"])
 def test_every_method_on_every_path(name, path, monkeypatch):
     if path == "no compiler":

@@ -213,7 +213,7 @@ def test_saving_with_gradients_at_hand(name):
 
 @pytest.mark.parametrize("saved", [None, 1, 3])
 def test_the_noise_of_another_generator_is_refused(saved):
-    net = network()
+    net = network("langevin")
     opt = ROWS["langevin"].build(net)
     train(net, opt, 3)
     state, before = opt.state_dict(), snapshot(net, opt)

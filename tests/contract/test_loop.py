@@ -150,7 +150,7 @@ def test_add_param_group_takes_fields_and_leaves_the_others_their_noise(name):
     start = model.extra.weight.clone()
     if ROWS[name].measured:
         before = snapshot(model, opt)
-        with pytest.raises(ValueError, match=r"'extra\.weight' is no parameter of the network"):
+        with pytest.raises(ValueError, match=r"'extra\.weight' is not a parameter of the measured network"):
             push(model, opt)
         after = snapshot(model, opt)
         assert_same(before, {key: after[key] for key in before})
