@@ -26,16 +26,16 @@ def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lan
             "optimizer with the checkpoint's parts"
         )
     for i, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
+        if saved.get("word") != group["word"]:
+            raise ValueError(
+                f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
+                f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
+            )
         if saved.get("stream", 1) != STREAM:
             raise ValueError(
                 f"the checkpoint names its noise by version {saved.get('stream', 1)} of the generator, this tether by "
                 f"version {STREAM}: the run would go on with other numbers. Continue it with the tether that saved it, "
                 "or load the model alone and make a new optimizer"
-            )
-        if saved.get("word") != group["word"]:
-            raise ValueError(
-                f"part {group['where']!r} (group {i}) runs the word {group['word']!r}, but the checkpoint was "
-                f"saved with {saved.get('word')!r}: build the optimizer with the checkpoint's parts"
             )
         if saved.get("metric") != group["metric"]:
             raise ValueError(
