@@ -181,7 +181,7 @@ def test_extreme_outputs_have_finite_compiled_losses():
             p.fill_(500.0)
     x, y = torch.tensor([[1.0], [-3.0]]), torch.tensor([[0.0], [1.0]])
     losses = Perceptrons.make(ens, x, y, BCE, False)(torch.tensor([[0, 1]]))
-    assert losses == pytest.approx(float(BCE(ens[0](x), y)), rel=1e-6)
+    assert losses == pytest.approx(BCE(ens[0](x), y).item(), rel=1e-6)
     assert all(p.grad.isfinite().all() for p in ens.parameters())
 
 

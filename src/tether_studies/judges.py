@@ -19,9 +19,9 @@ Judgement = tuple[str, str]  # verdict and evidence
 
 
 def mean_error(values: Any) -> tuple[float, float]:
-    """Mean and standard error; the error of a single value is unknown, nan."""
+    """Mean and standard error; nan where they are unknown: the error of a single value, both of none."""
     x = np.asarray(values, dtype=float).ravel()
-    return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+    return float(x.mean()) if len(x) else math.nan, float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
 
 
 def plus_minus(values: Any, digits: int = 1) -> str:
