@@ -1,7 +1,6 @@
 """Formal sums: run on symbols instead of tensors, a linear letter yields its coefficients.
 
->>> from tether.engine.formulas import Formula
-from tether.letters import LETTERS
+>>> from tether.letters import LETTERS
 >>> coefficients(LETTERS["B"], {"h": 0.1})
 (('p', {'p': 1.0, 'g': -0.1}),)
 """

@@ -120,7 +120,7 @@ def distributions(record: Record) -> Distributions:
     >>> run = train(net, opt, None, harmonic, steps=100, log_every=50, callbacks=[histograms()])
     >>> found = distributions(run)
     >>> print(found)
-    histograms of 2 tensors at 2 times up to step 100, 0.36 % outside ±3 at the end
+    histograms of 2 tensors at 2 times up to step 100, 0.33 % outside ±3 at the end
     >>> bool(abs(found.near_zero("weight", 1.0)[-1] - 0.67) < 0.01)  # a Gaussian of variance 1/(1 − h/2)
     True
 

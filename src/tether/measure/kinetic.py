@@ -102,7 +102,7 @@ def kinetic_temperature(opt: torch.optim.Optimizer) -> Any:
     >>> opt = methods.langevin(net, lr=0.1, temperature=0.01, friction=float("inf"))
     >>> net(torch.ones(1, 100)).sum().backward(); opt.step()
     >>> print(kinetic_temperature(opt))  # infinite friction draws the momenta anew
-    kinetic temperature 0.009898 over 10100 degrees of freedom in 2 tensors, at most 0.72 standard errors off
+    kinetic temperature 0.009996 over 10100 degrees of freedom in 2 tensors, at most 0.73 standard errors off
 
     Args:
         opt: a tether.Optimizer, or ``torch.optim.SGD`` with momentum. SGD with momentum is Langevin dynamics without
@@ -139,8 +139,8 @@ def equipartition(record: Record, opt: torch.optim.Optimizer, burn_in: int = 0) 
     >>> record = train(net, opt, None, harmonic, steps=1000, log_every=2, callbacks=[thermometer])
     >>> print(equipartition(record, opt, burn_in=100).table)
             degrees      ⟨p²⟩      error          τ
-    weight      400    0.00999    3.6e-05       0.01
-    bias         20    0.01014    0.00011       0.01
+    weight      400    0.01003    2.9e-05       0.01
+    bias         20    0.01045    0.00021       0.01
 
     Args:
         record: of `tether.train` with ``callbacks=[thermometer]``.
