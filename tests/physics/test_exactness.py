@@ -252,8 +252,8 @@ def test_law_of_position_and_momentum_at_any_temperature(word, h, of_q, of_p, te
 
 
 def test_noise_of_another_seed_step_draw_or_tensor_is_independent():
-    """Correlations of 40,000 normals within 4 standard errors of 0, and of 1 with themselves."""
-    count = 40_000
+    """Correlations of 400,000 normals within 4 standard errors of 0, and of 1 with themselves."""
+    count = 400_000
     names = [(0, 0, 0, "a"), (1, 0, 0, "a"), (0, 1, 0, "a"), (0, 0, 1, "a"), (0, 0, 0, "b"), (1, 0, 0, "b")]
     normals = [tether.noise.reference(count, *name, torch.float64).numpy() for name in names]
     correlations = np.corrcoef(normals) - np.eye(len(names))

@@ -27,18 +27,8 @@ from typing import NamedTuple
 __all__ = ["SOURCES", "Built", "Failed", "cache", "kernel"]
 
 FOLDER = Path(__file__).parent
-SOURCES = (
-    "native.c",
-    "kernel.h",
-    "philox.h",
-    "noise.c",
-    "batch.c",
-    "bounded.c",
-    "stiefel.c",
-    "mlp.c",
-    "path.c",
-    "kinks.c",
-)
+HEADERS = ("kernel.h", "philox.h")
+SOURCES = ("native.c", *HEADERS, "noise.c", "batch.c", "bounded.c", "stiefel.c", "mlp.c", "path.c", "kinks.c")
 # No contraction: a product and a sum are rounded as they are written, so that the noise is the same on every machine.
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 # Best first: with threads and a choice of instructions, without one of them, without both.
