@@ -23,6 +23,7 @@ from tether.engine.readings import largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
 from tether.engine.together import admitted, check_replicas, check_together
+from tether.engine.verdict import Verdict
 from tether.noise import STREAM
 from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
 from tether.rhythms import SHORT, rhythm_of
@@ -45,7 +46,7 @@ def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
     """Read the table and step by it."""
     for row in opt.rows:
         row.read()
-    if opt.awakened or opt.released or opt.alone:
+    if opt.awakened or opt.released or opt.alone or opt.verdict is not None:
         steps.settle_first(opt)
     several = any(row.word.needs_closure for row in opt.rows)
     return stages.in_stages(opt, closure) if several else steps.at_once(opt, closure)
@@ -85,7 +86,9 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     method: str | None = None  # set by tether.methods, for the citation
-    skipped: int = 0
+    missed: Any = 0  # steps that were skipped; a tensor where a device has counted them
+    bad: torch.Tensor | None = None  # does this step have a gradient that is not finite, as far as a device knows?
+    verdict: Verdict | None = None  # on the step before, where the host has not read it yet
     finite = False  # set by `tether.train` where the gradients of this step have been looked at already
     rows: list[Row]
 
@@ -241,6 +244,11 @@ class Optimizer(torch.optim.Optimizer):
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
         return largest_violation(self)
 
+    @property
+    def skipped(self) -> int:
+        """How many steps were skipped for a gradient that is not finite; waits for the device that has counted them."""
+        return int(self.missed)
+
     def describe(self) -> str:
         """The table of parts, as text, with the citation of a published method."""
         fallbacks = sum({id(row.surface): getattr(row.surface, "fallbacks", 0) for row in self.rows}.values())
@@ -281,7 +289,7 @@ class Optimizer(torch.optim.Optimizer):
         steps.set_clock(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("on_nonfinite", "reference", "clock", "replicas", "known_by_parameters", "lanes", "method", "skipped")
+        own = ("on_nonfinite", "reference", "clock", "replicas", "known_by_parameters", "lanes", "method", "missed")
         parts = [(row.surface, row.metric, row.rhythm, row.trained, row.names) for row in self.rows]
         model = self.model if any(row.metric for row in self.rows) else None
         more = {"parts": parts, "model": model, "released": self.released, "alone": self.alone}

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from tether.engine import host
 from tether.engine.commit import Write
 from tether.engine.formulas import P2, XI, Formula
 from tether.engine.programs import Program, Update
-from tether.engine.sums import coefficients, per_replica, steady_coefficients
+from tether.engine.sums import coefficients, steady_coefficients
 from tether.letters import LETTERS, Letter, sqrt
 from tether.words import Beat
 
@@ -107,10 +108,10 @@ def spelling(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, An
 def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any, name: Name) -> Any:
     """Let bodies plan a word piece by piece, with pᵀp of all of them where the thermostat needs it; returns ξ.
 
-    A thermostat on the CPU becomes a plain number, which is faster; one on another device is not read.
+    A thermostat that the host may read becomes a plain number, which is faster.
     """
-    if isinstance(ξ, torch.Tensor):
-        ξ = ξ.cpu() if per_replica(ξ) else ξ.item() if ξ.device.type == "cpu" else ξ
+    if isinstance(ξ, torch.Tensor) and not ξ.dim() and host.reads(ξ.device):
+        ξ = ξ.item()
     for piece in pieces:
         if isinstance(piece, Alone):
             ξ = alone(piece, bodies, ξ, name)
@@ -142,5 +143,5 @@ def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name) -> Any:
 def square_of_all(bodies: Sequence[Body], ξ: Any) -> Any:
     """pᵀp of all bodies, as a number where ξ is one."""
     found = [body.square() for body in bodies]
-    p2 = sum(found[1:], found[0])
-    return p2.item() if isinstance(ξ, float) else p2.cpu() if per_replica(ξ) else p2
+    p2 = sum([x.to(found[0].device) for x in found[1:]], found[0])
+    return p2.item() if isinstance(ξ, float) else p2.to(ξ.device, ξ.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tether.engine import host
 from tether.engine.advice import warn
 
 __all__ = ["ThermostatError", "check_thermostat"]
@@ -40,8 +41,10 @@ def check_thermostat(
     fast = 2 * h * h * size["ε"] * size["N"] * size["τ"]
     if isinstance(ξ, torch.Tensor):
         # plain numbers are faster; one on another device is not read, for that would wait for it
-        ξ = ξ if ξ.dim() else ξ.item() if ξ.device.type == "cpu" else 0.0
+        ξ = 0.0 if not host.reads(ξ.device) else ξ if ξ.dim() else ξ.item()
     strong = h * ξ
+    if isinstance(fast, torch.Tensor) and not host.reads(fast.device):
+        return
     for x, bound in ((fast, FASTEST), (strong, STRONGEST)):
         if not (x.abs().amax() if isinstance(x, torch.Tensor) else abs(x)) <= bound:
             _look_closer(group, size, state, resting, fast, strong)
