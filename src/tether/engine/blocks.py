@@ -182,7 +182,7 @@ class Block:
         if found is None and program.thermostat:
             ξ, self.waiting = self.ξ, []
             assert ξ is not None
-            ξ.copy_(torch.as_tensor(in_pieces([self], [program], ξ, self.name)))
+            ξ.copy_(torch.as_tensor(in_pieces([self], [program], ξ if ξ.dim() else ξ.item(), self.name)))
         elif found is None and program.step is not None and self.bad is None:  # one pass, as torch's SGD has it
             found = [write(torch._foreach_add_, self.θ, self.g, alpha=program.step)] if self.g else []
         return found

@@ -27,7 +27,11 @@ class Room:
     def __init__(self, views: Callable[[torch.Tensor], Tensors], like: torch.Tensor, p: torch.Tensor | None) -> None:
         self.θ, self.g = torch.zeros_like(like), torch.zeros_like(like)
         self.views = {"θ": views(self.θ), "g": views(self.g)}
-        self.row = {"θ": self.θ.unsqueeze(0), "g": self.g.unsqueeze(0), "p": None if p is None else p.unsqueeze(0)}
+        self.row: dict[str, Any] = {
+            "θ": self.θ.unsqueeze(0),
+            "g": self.g.unsqueeze(0),
+            "p": None if p is None else p.unsqueeze(0),
+        }
 
     def take(self, symbol: str, tensors: Tensors) -> torch.Tensor:
         """Tensors as one of shape (1, numbers); the gaps between them are 0."""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from tether.engine import host
 from tether.engine.commit import Write
 from tether.engine.formulas import P2, XI, Formula
 from tether.engine.programs import Program, Update
@@ -108,10 +107,8 @@ def spelling(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, An
 def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any, name: Name) -> Any:
     """Let bodies plan a word piece by piece, with pᵀp of all of them where the thermostat needs it; returns ξ.
 
-    A thermostat that the host may read becomes a plain number, which is faster.
+    ξ is a plain number, which is faster, or a tensor that nobody looks at.
     """
-    if isinstance(ξ, torch.Tensor) and not ξ.dim() and host.reads(ξ.device):
-        ξ = ξ.item()
     for piece in pieces:
         if isinstance(piece, Alone):
             ξ = alone(piece, bodies, ξ, name)

@@ -150,7 +150,7 @@ class Row:
         if self.group["normalised"] and count:
             self.scalars["ε"] = self.scalars["ε"] / count
         if "ξ" in self.word.needs and self.bodies and not self.still:
-            check_thermostat(self.group, self.scalars, self.state, resting)
+            check_thermostat(self.group, self.scalars, self.state, resting, self.readable)
 
     def make(self, momenta: bool) -> None:
         """The bodies: free tensors by dtype and device, constrained ones by shape."""
@@ -179,6 +179,7 @@ class Row:
                 own.append(name)
             made = [Block(mine, own, *rest) for mine, own in alike.values()]
         self.momenta = momenta
+        self.readable = all(host.reads(body.device) for body in made)
         self.made = made
 
     def enter(self, measured: Mapping[str, Any]) -> None:
@@ -222,7 +223,7 @@ class Row:
             self.scalars["ξ"] = new = ξ.to(torch.float64, copy=True)
             bodies[0].take(whole, name, new)
         else:
-            found = in_pieces(bodies, composed.pieces, ξ, name)
+            found = in_pieces(bodies, composed.pieces, ξ.item() if self.readable and not ξ.dim() else ξ, name)
             self.scalars["ξ"] = torch.as_tensor(found, dtype=ξ.dtype, device=ξ.device)
 
     def twin(self) -> list[tuple[Any, Any]]:
@@ -240,7 +241,8 @@ class Row:
             if self.resting and ξ.dim():
                 rest = host.indices(self.resting, ξ.device)
                 writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
-            writes.append(write(self.group.__setitem__, "thermostat", kept(self.bad, before, ξ)))
+            ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
+            writes.append(write(self.group.__setitem__, "thermostat", ξ))
         return writes
 
     # what a step may change, for those who must put it back

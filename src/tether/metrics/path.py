@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from tether.engine import host
 from tether.engine.commit import write
 from tether.ensemble.replicas import Replicas
 from tether.metrics import edges
@@ -235,8 +234,8 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     dtype = w.dtype if w.dtype in (torch.float32, torch.float64) else torch.float32
     if dense is None and len(flows) == 1 and len(flows[0]) == 2:
         r, c = flows[0] if p == 2 else (v.pow(2 / p) for v in flows[0])
-        if not host.reads(w.device):
-            return _balanced(r, c, dtype)
+        if not w.is_cpu:
+            return balanced(r, c, dtype)
         high, wide = r.max().item(), c.max().item()
         if not high * wide <= torch.finfo(dtype).max:
             raise _too_large(name, high * wide, dtype)
@@ -252,7 +251,7 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     if total is None:
         return (torch.zeros_like(w, dtype=dtype, requires_grad=False),)
     γ = total if p == 2 else total.pow(2 / p)
-    if not host.reads(w.device):
+    if not w.is_cpu:  # the host may not look at it
         return (γ.clamp_max(torch.finfo(dtype).max).to(dtype),)
     largest = γ.max().item() if γ.numel() else 0.0
     if not largest <= torch.finfo(dtype).max:
@@ -260,7 +259,7 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     return (γ.to(dtype),)
 
 
-def _balanced(r: torch.Tensor, c: torch.Tensor, dtype: torch.dtype) -> Factors:
+def balanced(r: torch.Tensor, c: torch.Tensor, dtype: torch.dtype) -> Factors:
     """A column and a row with the same product and largest entries of one size, found without a look at them.
 
     Nobody can be told here that the product is out of range; it ends at the largest number instead.
