@@ -240,14 +240,15 @@ def polar(x: torch.Tensor) -> torch.Tensor:
 def polar_by_products(x: torch.Tensor) -> torch.Tensor:
     """The same by matrix products alone, their number known beforehand: Newton–Schulz, scaled (Chen, Chow 2014).
 
-    x ← αx(3 − α²xᵀx)/2 with α² = 3/(1 + l + l²) takes singular values in [l, 1] to those in [l', 1], where
-    l' = αl(3 − α²l²)/2. It begins with l = 1e-4; a matrix with a smaller singular value is not there at the end.
+    x ← αx(3 − α²xᵀx)/2 takes singular values in [l, 1] to those in [l', 1], where l' is the smaller one of what l and 1
+    become. α² = 3/(1 + l + l²) makes both equal. It is not larger than 1.5², since small differences of large numbers
+    would lose digits. l begins with 1e-4; a matrix with a smaller singular value is not there at the end.
     """
     info = torch.finfo(x.dtype)
     norm = (x.mT @ x).abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(info.tiny).sqrt()
     x, low = x / norm, FLATTEST
     while low < 1 - info.eps:
-        α = math.sqrt(3 / (1 + low + low * low))
+        α = min(1.5, math.sqrt(3 / (1 + low + low * low)))
         x = 1.5 * α * x - (0.5 * α**3) * (x @ (x.mT @ x))
-        low = min(1.0, α * low * (3 - (α * low) ** 2) / 2)
+        low = min(1.0, *(α * end * (3 - (α * end) ** 2) / 2 for end in (low, 1.0)))
     return 1.5 * x - 0.5 * (x @ (x.mT @ x))
