@@ -78,9 +78,9 @@ class Block:
         self.dtype, self.device = params[0].dtype, params[0].device
         self.kernel = native.serves(self.dtype, self.device)
         self.momenta: Tensors = []
-        flat = torch.zeros(self.total, dtype=self.dtype, device=self.device) if momenta else None
-        if flat is not None:
-            self.momenta = self.views(flat)
+        self.flat = torch.zeros(self.total, dtype=self.dtype, device=self.device) if momenta else None
+        if self.flat is not None:
+            self.momenta = self.views(self.flat)
             for param, view in zip(params, self.momenta, strict=True):
                 if "momentum" in state[param]:
                     view.copy_(state[param]["momentum"])
@@ -92,8 +92,8 @@ class Block:
         self.layout = self.places(self.everything) if self.kernel else None
         self.room: Room | None = None
         if not host.reads(self.device) and self.rows == 1:
-            like = torch.empty(self.total, dtype=self.dtype, device=self.device) if flat is None else flat
-            self.room = Room(self.views, like, flat)
+            like = torch.empty(self.total, dtype=self.dtype, device=self.device) if self.flat is None else self.flat
+            self.room = Room(self.views, like, self.flat)
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [

@@ -90,7 +90,7 @@ def terms_of(letter: Letter, known: dict[str, Any]) -> Any:
     """What the letter does, as sums and formulas; None where it is not linear."""
     if "ξ" in letter.needs or "p2" in letter.needs:
         return coefficients(letter, {**known, "ξ": XI, "p2": P2})
-    if any(isinstance(known[s], torch.Tensor) for s in letter.scalars):
+    if any(isinstance(known[s], torch.Tensor | Formula) for s in letter.scalars):
         return coefficients(letter, known)
     return steady_coefficients(letter.name, tuple([known[s] for s in letter.scalars]))
 

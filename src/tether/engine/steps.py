@@ -16,6 +16,7 @@ from tether.engine import host
 from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
 from tether.engine.rows import Row
+from tether.engine.traced import leave
 from tether.engine.values import noisy
 from tether.engine.verdict import Verdict
 from tether.rhythms.waiting import give_back, wait
@@ -44,6 +45,9 @@ def at_once(opt: Optimizer, closure: Closure | None) -> Any:
 
 def settle_first(opt: Optimizer) -> None:
     """Refuse a step at the wrong moment; take up a rhythm that was let go, before a closure sees the weights."""
+    missed = leave(opt)
+    if missed and opt.on_nonfinite == "raise":
+        raise NonFiniteGradient({"?": f"in {missed} compiled steps, which do not tell where"})
     if opt.verdict is not None:
         verdict, opt.verdict = opt.verdict, None
         verdict.read()
