@@ -128,6 +128,8 @@ def shrink(x: Any) -> Any:
 
 def times(γ: Any, h: Any) -> Any:
     """γh, which is 0 for h = 0 even where γ = ∞."""
+    if hasattr(h, "times"):
+        return h.times(γ)
     if isinstance(γ, torch.Tensor) or isinstance(h, torch.Tensor):
         return torch.where(torch.as_tensor(h) == 0, 0.0, γ * h)
     return γ * h if h else 0.0

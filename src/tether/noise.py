@@ -38,6 +38,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ FILL = native.pack([(0, 0, 0.0, 0.0, 0.0, 1.0)])  # p ← R
 LIMITS = {"step": 32, "draw": 32, "replica": 24}  # bits; `native.Layout` knows that of the index, 42
 
 Number = int | torch.Tensor
+CPU = torch.device("cpu")
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
@@ -201,43 +203,65 @@ class Normals:
         lanes: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
     ) -> None:
-        self.names, self.device, self.lanes = tuple(names), device, lanes
+        self.names, self.device, self.lanes, self.dtype = tuple(names), device, lanes, dtype
         self.layout = native.Layout([size // rows for size in sizes], rows, lanes, first)
-        self.flat = torch.zeros(total, dtype=dtype, device=device)
         # Half precision is rounded from float32.
-        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        self.wide = self.flat if wide is dtype else torch.zeros(total, dtype=wide, device=device)
-        self.pieces = [self.wide[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
+        self.exact = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        self.sizes, self.offsets, self.total = sizes, offsets, total
         self.starts = first or [0] * len(sizes)
         self.known: tuple[int, list[torch.Tensor]] | None = None
+        self.gaps: torch.Tensor | None = None
         self.held: array[int] | None = None
         self.base = 0
+        # Where each tensor begins with a tile of its own and there are no other gaps, the tiles are the buffer.
+        ends = [0, *accumulate(TILE * tiles_of(0, count) for count in self.layout.counts)]
+        self.in_tiles = rows == 1 and not any(self.starts) and ends == [*offsets, total]
+        self.alike = len(set(sizes)) == 1 and not any(self.starts) and sizes[0] * len(sizes) == total
+        filled = not (self.in_tiles or self.alike) or native.serves(self.exact, device)
+        self.wide = torch.zeros(total if filled else 0, dtype=self.exact, device=device)
+        places = zip(offsets, sizes, strict=True)
+        self.pieces = [self.wide[start : start + size] for start, size in places] if filled else []
 
     def places(self) -> array[int] | None:
         """Where the pieces lie; known as long as the buffer is where it was, which a copy of this object is not."""
         base = self.wide.data_ptr()
         if self.held is None or self.base != base:
-            self.held, self.base = native.addresses(self.pieces, self.wide.dtype, self.layout.whole), base
+            self.held, self.base = native.addresses(self.pieces, self.exact, self.layout.whole), base
         return self.held
 
     def draw(self, seed: int, step: Number, draw: Number) -> torch.Tensor:
-        """The flat buffer, filled; it is overwritten by the next draw."""
+        """A flat buffer, filled; it may be overwritten by the next draw."""
         if isinstance(step, int) and isinstance(draw, int) and self.by_kernel():
-            native.run(self.wide.dtype, self.layout, FILL, naming(seed, step, [draw], self.names), p=self.places())
-        else:
-            self.by_torch(seed, step, draw)
-        if self.wide is not self.flat:
-            self.flat.copy_(self.wide)
-        return self.flat
+            native.run(self.exact, self.layout, FILL, naming(seed, step, [draw], self.names), p=self.places())
+            return self.wide.to(self.dtype)
+        return self.by_torch(seed, step, draw).to(self.dtype)
 
     def by_kernel(self) -> bool:
         """Does the compiled kernel draw? It cannot be traced."""
-        return not torch.compiler.is_compiling() and native.serves(self.wide.dtype, self.device)
+        return not torch.compiler.is_compiling() and native.serves(self.exact, self.device)
 
-    def by_torch(self, seed: int, step: Number, draw: Number) -> None:
+    def by_torch(self, seed: int, step: Number, draw: Number) -> torch.Tensor:
         """All tiles of all tensors in one go, then each tensor from its own."""
         tile, k0, k1, replica = self.tables(seed)
-        found = tiles(tile, (k0, k1), step, draw, self.wide.dtype, replica).flatten()
+        found = tiles(tile, (k0, k1), step, draw, self.exact, replica)
+        if self.in_tiles:
+            return found.flatten() * self.inside()
+        if self.alike:
+            count = self.layout.counts[0]
+            return found.view(len(self.sizes) * self.layout.rows, -1)[:, :count].flatten()
+        return self.one_by_one(found.flatten())
+
+    def inside(self) -> torch.Tensor:
+        """1 where there is an entry, 0 in the gaps behind the tensors."""
+        if self.gaps is None:
+            entry = torch.zeros(self.total, dtype=self.exact, device="cpu")
+            for start, size in zip(self.offsets, self.sizes, strict=True):
+                entry[start : start + size] = 1
+            self.gaps = entry.to(self.device)
+        return self.gaps
+
+    def one_by_one(self, found: torch.Tensor) -> torch.Tensor:
+        """Each tensor from its own tiles, wherever it lies."""
         at, pieces, views, rows = 0, [], [], self.layout.rows
         for piece, count, start in zip(self.pieces, self.layout.counts, self.starts, strict=True):
             wide = TILE * tiles_of(start, count)
@@ -248,6 +272,7 @@ class Normals:
             at += rows * wide
         if views:
             torch._foreach_copy_(pieces, views)
+        return self.wide
 
     def tables(self, seed: int) -> list[torch.Tensor]:
         """For every tile its number in the parameter, both words of its key, and its replica; kept for a seed."""
@@ -269,10 +294,17 @@ def tiles_of(start: int, count: int) -> int:
 
 
 def bits(
-    count: int, seed: int, step: int, name: str, rows: int = 1, lanes: Sequence[int] | None = None
+    count: int,
+    seed: int,
+    step: int,
+    name: str,
+    rows: int = 1,
+    lanes: Sequence[int] | None = None,
+    device: torch.device = CPU,
 ) -> torch.Tensor:
-    """Uniform integers of 32 bits on the CPU, rows × count: the words of a name, those of its draw 0."""
-    if native.library() is None:
-        index, replica = torch.arange(count, device="cpu"), torch.tensor(lanes or [0] * rows, device="cpu")
-        return words(index, key(seed, name), step, 0, replica[:rows].unsqueeze(1))
+    """Uniform integers of 32 bits, rows × count: the words of a name, those of its draw 0."""
+    if device.type != "cpu" or native.library() is None:
+        index, replica = torch.arange(count, device=device), torch.tensor(lanes or [0] * rows, device="cpu")
+        each = replica[:rows].unsqueeze(1).to(device) if lanes else 0  # without replicas nothing is copied
+        return words(index, key(seed, name), step, 0, each).expand(rows, count)
     return native.words(native.Layout([count], rows, lanes), naming(seed, step, [0], (name,)))[0].long() & LOW

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tether.engine import stages, steps
+from tether.engine import stages, steps, traced
 from tether.engine.advice import warn_frozen, warn_unused
 from tether.engine.blocks import Lanes
 from tether.engine.checkpoint import check_checkpoint, take_over, with_every_parameter
@@ -23,6 +23,7 @@ from tether.engine.readings import largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
 from tether.engine.together import admitted, check_replicas, check_together
+from tether.engine.verdict import Verdict
 from tether.noise import STREAM
 from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
 from tether.rhythms import SHORT, rhythm_of
@@ -45,7 +46,7 @@ def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
     """Read the table and step by it."""
     for row in opt.rows:
         row.read()
-    if opt.awakened or opt.released or opt.alone:
+    if opt.awakened or opt.released or opt.alone or opt.verdict is not None or opt.plan is not None:
         steps.settle_first(opt)
     several = any(row.word.needs_closure for row in opt.rows)
     return stages.in_stages(opt, closure) if several else steps.at_once(opt, closure)
@@ -85,7 +86,11 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     method: str | None = None  # set by tether.methods, for the citation
-    skipped: int = 0
+    missed: Any = 0  # steps that were skipped; a tensor where a device has counted them
+    bad: torch.Tensor | None = None  # does this step have a gradient that is not finite, as far as a device knows?
+    plan: traced.Plan | None = None  # of a step that torch.compile has traced
+    verdict: Verdict | None = None  # on the step before, where the host has not read it yet
+    steady = False  # may torch.compile trace the step?
     finite = False  # set by `tether.train` where the gradients of this step have been looked at already
     rows: list[Row]
 
@@ -132,6 +137,11 @@ class Optimizer(torch.optim.Optimizer):
         for row in self.rows:
             self._begin(row)
         self.alone = unnamed(self)
+        self._look_at_lr()
+
+    def _look_at_lr(self) -> None:
+        """Are all step sizes tensors? One that is a float would be part of a traced step, and its change a new one."""
+        self.steady = all(isinstance(group["lr"], torch.Tensor) for group in self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a part given as a torch param group; its keys may be fields of a `Part`."""
@@ -168,6 +178,7 @@ class Optimizer(torch.optim.Optimizer):
         self.rows.append(row)
         if self.starts is None:
             self._begin(row)
+            self._look_at_lr()
 
     @torch.no_grad()
     def _begin(self, row: Row) -> None:
@@ -181,12 +192,26 @@ class Optimizer(torch.optim.Optimizer):
 
     def advance(self, closure: Callable[[], Any] | None = None) -> Any:
         """The step itself, without what torch wraps around `step` for its profiler and for hooks."""
+        if torch.compiler.is_compiling() and closure is None and self.steady and self._init_group():
+            assert self.plan is not None
+            with torch.no_grad():
+                traced.step(self.plan)
+            return None
         before = torch.is_grad_enabled()
         try:  # by C calls, not by torch.no_grad: an interrupt inside its Python would leave gradients switched off
             torch._C._set_grad_enabled(False)
             return untraced()(self, closure)
         finally:
             torch._C._set_grad_enabled(before)
+
+    def _init_group(self) -> bool:
+        """Can the step be traced? By this name torch.compile calls it as it is, while it traces the rest."""
+        with torch.no_grad():
+            found = traced.plan(self)
+        if found is None:
+            traced.leave(self)
+        self.plan = found
+        return found is not None
 
     def stop(self, replicas: Iterable[int]) -> None:
         """Let these replicas, by their place along the first axis, stand still from now on; the others go on."""
@@ -241,6 +266,11 @@ class Optimizer(torch.optim.Optimizer):
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
         return largest_violation(self)
 
+    @property
+    def skipped(self) -> int:
+        """How many steps were skipped for a gradient that is not finite; waits for the device that has counted them."""
+        return int(self.missed) + (0 if self.plan is None else int(self.plan.bad))
+
     def describe(self) -> str:
         """The table of parts, as text, with the citation of a published method."""
         fallbacks = sum({id(row.surface): getattr(row.surface, "fallbacks", 0) for row in self.rows}.values())
@@ -254,7 +284,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, to be saved by torch.save."""
-        return with_every_parameter(super().state_dict(), self.rows)
+        packed = with_every_parameter(super().state_dict(), self.rows)
+        for group in packed["param_groups"]:
+            group.update(traced.in_numbers(group))
+        return packed
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -267,6 +300,7 @@ class Optimizer(torch.optim.Optimizer):
             state_dict = given
             commit([one for row in self.rows for one in row.rhythm.unload(row)])  # the checkpoint says who sleeps
 
+        traced.leave(self)
         hook = self.register_load_state_dict_pre_hook(last)
         try:
             super().load_state_dict(state_dict)
@@ -279,9 +313,21 @@ class Optimizer(torch.optim.Optimizer):
             commit(row.rhythm.rise(row))
             commit(row.rhythm.lie_down(row))
         steps.set_clock(self)
+        self._look_at_lr()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("on_nonfinite", "reference", "clock", "replicas", "known_by_parameters", "lanes", "method", "skipped")
+        traced.leave(self)
+        own = (
+            "on_nonfinite",
+            "reference",
+            "clock",
+            "replicas",
+            "known_by_parameters",
+            "lanes",
+            "method",
+            "missed",
+            "steady",
+        )
         parts = [(row.surface, row.metric, row.rhythm, row.trained, row.names) for row in self.rows]
         model = self.model if any(row.metric for row in self.rows) else None
         more = {"parts": parts, "model": model, "released": self.released, "alone": self.alone}

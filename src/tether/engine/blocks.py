@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from tether import native
+from tether.engine import host
 from tether.engine.commit import NOTED, Write, write
-from tether.engine.flat import Flat, gathered
+from tether.engine.flat import Flat, Room, gathered
 from tether.engine.interpreter import in_pieces
 from tether.engine.programs import Program
 from tether.engine.sums import Scalar, per_replica
@@ -26,7 +27,7 @@ __all__ = ["Block", "Lanes", "Owned", "decayed", "still"]
 
 Tensors = list[torch.Tensor]
 T = TypeVar("T")
-ALIGN = 16  # elements; every tensor starts on a cache line of the flat buffer
+ALIGN = 32  # elements; every tensor starts on a cache line of the flat buffer, and with a tile of `noise`
 
 
 class Lanes(NamedTuple):
@@ -77,8 +78,9 @@ class Block:
         self.dtype, self.device = params[0].dtype, params[0].device
         self.kernel = native.serves(self.dtype, self.device)
         self.momenta: Tensors = []
-        if momenta:
-            self.momenta = self.views(torch.zeros(self.total, dtype=self.dtype, device=self.device))
+        self.flat = torch.zeros(self.total, dtype=self.dtype, device=self.device) if momenta else None
+        if self.flat is not None:
+            self.momenta = self.views(self.flat)
             for param, view in zip(params, self.momenta, strict=True):
                 if "momentum" in state[param]:
                     view.copy_(state[param]["momentum"])
@@ -88,6 +90,10 @@ class Block:
         self.drawn: Normals | None = None
         self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
+        self.room: Room | None = None
+        if not host.reads(self.device) and self.rows == 1:
+            like = torch.empty(self.total, dtype=self.dtype, device=self.device) if self.flat is None else self.flat
+            self.room = Room(self.views, like, self.flat)
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [
@@ -113,6 +119,7 @@ class Block:
             self.g = decayed(self.g, self.θ, weight_decay)
         self.waiting: list[Program] = []
         self.values: Flat | None = None
+        self.bad: torch.Tensor | None = None  # must all stay what it was, for a gradient that is not finite?
         self.own, self.ξ = self.p, None
         self.after: list[Write] = []  # writes that follow those of the step
 
@@ -132,7 +139,7 @@ class Block:
     def beside(self, θ: Tensors, p: Tensors) -> Block:
         """A block like this one that moves other tensors by the same gradients."""
         twin = copy.copy(self)
-        twin.θ, twin.p, twin.values, twin.waiting, twin.after = θ, p, None, [], []
+        twin.θ, twin.p, twin.values, twin.waiting, twin.after, twin.room = θ, p, None, [], [], None
         return twin
 
     def take(self, program: Program, name: tuple[int, int], ξ: torch.Tensor | None = None) -> None:
@@ -143,7 +150,8 @@ class Block:
     def by_values(self) -> Flat:
         """Carry out what waits, and go on, without the kernel."""
         if self.values is None:
-            self.values = Flat(self.θ, self.p, self.g, self.rows, self.normals, lambda: self.g0)
+            room = self.room if self.complete and self.p is self.momenta else None
+            self.values = Flat(self.θ, self.p, self.g, self.rows, self.normals, lambda: self.g0, self.bad, room)
         waiting, self.waiting = self.waiting, []
         for program in waiting:
             for update in program.linear:
@@ -174,8 +182,8 @@ class Block:
         if found is None and program.thermostat:
             ξ, self.waiting = self.ξ, []
             assert ξ is not None
-            ξ.copy_(torch.as_tensor(in_pieces([self], [program], ξ, self.name)))
-        elif found is None and program.step is not None:  # one pass, as torch's SGD has it
+            ξ.copy_(torch.as_tensor(in_pieces([self], [program], ξ if ξ.dim() else ξ.item(), self.name)))
+        elif found is None and program.step is not None and self.bad is None:  # one pass, as torch's SGD has it
             found = [write(torch._foreach_add_, self.θ, self.g, alpha=program.step)] if self.g else []
         return found
 
@@ -211,14 +219,17 @@ class Block:
         if self.drawn is None:
             sizes = (self.sizes, self.offsets, self.total)
             self.drawn = Normals(self.names, *sizes, self.dtype, self.device, self.rows, self.lanes.numbers)
-        return gathered(self.pick(self.views(self.drawn.draw(*self.name, draw))), self.rows)
+        found = self.drawn.draw(*self.name, draw)
+        if self.values is not None and self.values.room is not None:
+            return found.unsqueeze(0)
+        return gathered(self.pick(self.views(found)), self.rows)
 
 
 def still(gradient: torch.Tensor | None, resting: Sequence[int]) -> torch.Tensor | None:
     """A gradient that is 0 for the replicas that rest."""
     if gradient is None or not resting:
         return gradient
-    return gradient.index_fill(0, torch.tensor(resting, device=gradient.device), 0.0)
+    return gradient.index_fill(0, host.indices(resting, gradient.device), 0.0)
 
 
 def decayed(grads: Tensors, params: Tensors, weight_decay: Scalar) -> Tensors:

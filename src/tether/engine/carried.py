@@ -128,6 +128,6 @@ class Carried:
 def spread(c: Any, like: torch.Tensor, rows: int) -> Any:
     """A number, or one for each replica so that it acts on a stack like this one."""
     if not per_replica(c):
-        return c if isinstance(c, torch.Tensor) and c.dim() else float(c)
+        return c if isinstance(c, torch.Tensor) else float(c)
     each = c.to(like.device, like.dtype).repeat(len(like) // rows)
     return each.view(-1, *[1] * (like.dim() - 1))

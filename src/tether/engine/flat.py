@@ -11,17 +11,41 @@ from typing import Any
 
 import torch
 
+from tether.engine import host
 from tether.engine.commit import Write, write
 from tether.engine.sums import Scalar, Terms, per_replica
 from tether.letters import Letter
 
-__all__ = ["Flat", "gathered", "pieces"]
+__all__ = ["Flat", "Room", "gathered", "kept", "pieces"]
 
 Tensors = list[torch.Tensor]
 
 
+class Room:
+    """Buffers in which the tensors of a block lie side by side: one fused copy takes them in, one takes them out."""
+
+    def __init__(self, views: Callable[[torch.Tensor], Tensors], like: torch.Tensor, p: torch.Tensor | None) -> None:
+        self.θ, self.g = torch.zeros_like(like), torch.zeros_like(like)
+        self.views = {"θ": views(self.θ), "g": views(self.g)}
+        self.row: dict[str, Any] = {
+            "θ": self.θ.unsqueeze(0),
+            "g": self.g.unsqueeze(0),
+            "p": None if p is None else p.unsqueeze(0),
+        }
+
+    def take(self, symbol: str, tensors: Tensors) -> torch.Tensor:
+        """Tensors as one of shape (1, numbers); the gaps between them are 0."""
+        torch._foreach_copy_(self.views[symbol], tensors)
+        found: torch.Tensor = self.row[symbol]
+        return found
+
+
 class Flat:
-    """θ, p and g as tensors of shape (replicas, numbers); `noise(draw)` gives normals of that shape, `first()` g0."""
+    """θ, p and g as tensors of shape (replicas, numbers); `noise(draw)` gives normals of that shape, `first()` g0.
+
+    With a `room` they lie in its buffers, and momenta are such a buffer from the start. `bad` says where the values
+    must stay what they were: everywhere, or for which replicas.
+    """
 
     def __init__(
         self,
@@ -31,16 +55,28 @@ class Flat:
         rows: int,
         noise: Callable[[int], torch.Tensor],
         first: Callable[[], Tensors],
+        bad: torch.Tensor | None = None,
+        room: Room | None = None,
     ) -> None:
         self.home, self.momenta, self.noise, self.rows, self.first = θ, p, noise, rows, first
-        self.values: dict[str, Any] = {"θ": gathered(θ, rows)}
-        for symbol, tensors in (("p", p), ("g", g)):
-            self.values[symbol] = gathered(tensors, rows) if len(tensors) == len(θ) else None
+        self.room, self.bad = room, bad if bad is None or not bad.dim() else bad.unsqueeze(1)
+        self.values: dict[str, Any] = {}
+        for symbol, tensors in (("θ", θ), ("p", p), ("g", g)):
+            if len(tensors) != len(θ):
+                self.values[symbol] = None
+            elif room is None:
+                self.values[symbol] = gathered(tensors, rows)
+            else:
+                self.values[symbol] = room.row["p"] if symbol == "p" else room.take(symbol, tensors)
+        self.old = dict(self.values)
+        self.drawn: tuple[int, torch.Tensor] | None = None
 
     def vector(self, symbol: str, draw: int) -> torch.Tensor:
         """What a symbol stands for now."""
         if symbol == "R":
-            return self.noise(draw)
+            if self.drawn is None or self.drawn[0] != draw:  # a letter may take it for θ and for p
+                self.drawn = draw, self.noise(draw)
+            return self.drawn[1]
         if symbol == "g0":
             return gathered(self.first(), self.rows)
         found: torch.Tensor = self.values[symbol]
@@ -80,16 +116,39 @@ class Flat:
         p: torch.Tensor = self.values["p"]
         wide = p.dtype if p.dtype is torch.float64 else torch.float32
         sums = p.to(wide).square().sum(1)
-        return sums.double() if batched else sums[0]
+        return sums.to(host.wide(sums.device)) if batched else sums[0]
 
     def writes(self) -> list[Write]:
         """Take the values back to where they came from."""
-        targets, values = list(self.home), pieces(self.values["θ"], self.home)
-        if self.values["p"] is not None:
-            targets, values = targets + self.momenta, values + pieces(self.values["p"], self.momenta)
+        if self.room is not None:
+            return self.from_room(self.room)
+        new = {s: kept(self.bad, self.old[s], self.values[s]) for s in ("θ", "p") if self.values[s] is not None}
+        targets, values = list(self.home), pieces(new["θ"], self.home)
+        if "p" in new:
+            targets, values = targets + self.momenta, values + pieces(new["p"], self.momenta)
         if any(x.is_neg() for x in targets):  # which torch's fused copy does not know
             return [write(x.copy_, value) for x, value in zip(targets, values, strict=True)]
         return [write(torch._foreach_copy_, targets, values)]
+
+    def from_room(self, room: Room) -> list[Write]:
+        """The same through the buffers."""
+        writes: list[Write] = []
+        for symbol in ("θ", "p"):
+            old, new = self.old[symbol], self.values[symbol]
+            if new is old:
+                continue
+            if self.bad is None:
+                writes.append(write(old.copy_, new))
+            else:
+                writes.append(write(torch.where, self.bad.to(new.device), old, new, out=old))
+            if symbol == "θ":
+                writes.append(write(torch._foreach_copy_, self.home, room.views["θ"]))
+        return writes
+
+
+def kept(bad: torch.Tensor | None, old: Any, new: torch.Tensor) -> torch.Tensor:
+    """The new values, but the old ones where the gradient is bad."""
+    return new if bad is None else torch.where(bad.to(new.device), old, new)
 
 
 def gathered(tensors: Tensors, rows: int) -> torch.Tensor:

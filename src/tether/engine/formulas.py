@@ -10,6 +10,8 @@ works them out wherever the step has got to.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -18,6 +20,8 @@ from tether import letters
 
 __all__ = ["P2", "XI", "Formula", "worked_out"]
 
+NONE: Mapping[str, Any] = {}
+BINARY = {"+": operator.add, "*": operator.mul, "/": operator.truediv, "times": letters.times}
 FUNCTIONS = {"exp": letters.exp, "expm1": letters.expm1, "sqrt": letters.sqrt, "shrink": letters.shrink}
 
 
@@ -33,8 +37,8 @@ class Formula:
     def __add__(self, other: Any) -> Formula:
         return self._with(other, "+")
 
-    def __mul__(self, other: Any) -> Formula:
-        return self._with(other, "*")
+    def __mul__(self, other: Any) -> Any:
+        return 0.0 if type(other) is float and other == 0 else self._with(other, "*")
 
     def __truediv__(self, other: Any) -> Formula:
         return self._with(other, "/")
@@ -72,21 +76,30 @@ class Formula:
     def shrink(self) -> Formula:
         return Formula(*self.steps, "shrink")
 
-    def at(self, ξ: Any, p2: Any = 0.0) -> Any:
-        """Its value: a number, or a tensor where ξ, pᵀp or a field is one."""
+    def times(self, γ: Any) -> Any:
+        """γ times this, which is 0 where this is 0, even for γ = ∞."""
+        return Formula(γ, *self.steps, "times") if not isinstance(γ, Formula) else γ.then(self, "times")
+
+    def then(self, other: Formula, operation: str) -> Formula:
+        return Formula(*self.steps, *other.steps, operation)
+
+    def at(self, ξ: Any, p2: Any = 0.0, fields: Mapping[str, Any] = NONE) -> Any:
+        """Its value: a number, or a tensor where ξ, pᵀp or a field is one. `fields` are those that it names."""
         stack: list[Any] = []
         for step in self.steps:
             if not isinstance(step, str):
                 stack.append(step)
             elif step in ("ξ", "p2"):
                 stack.append(ξ if step == "ξ" else p2)
+            elif step in fields:
+                stack.append(fields[step])
             elif step == "-":
                 stack.append(-stack.pop())
             elif step in FUNCTIONS:
                 stack.append(FUNCTIONS[step](stack.pop()))
             else:
                 y, x = stack.pop(), stack.pop()
-                stack.append(x + y if step == "+" else x * y if step == "*" else x / y)
+                stack.append(BINARY[step](x, y))
         return stack.pop()
 
 
@@ -94,6 +107,6 @@ XI: Final = Formula("ξ")
 P2: Final = Formula("p2")
 
 
-def worked_out(x: Any, ξ: Any, p2: Any = 0.0) -> Any:
+def worked_out(x: Any, ξ: Any, p2: Any = 0.0, fields: Mapping[str, Any] = NONE) -> Any:
     """The number itself, or the value of a formula."""
-    return x.at(ξ, p2) if isinstance(x, Formula) else x
+    return x.at(ξ, p2, fields) if isinstance(x, Formula) else x

@@ -10,7 +10,7 @@ import torch
 from tether import native
 from tether.engine.given import named
 
-__all__ = ["NonFiniteGradient", "check_shape", "faulty_gradients", "faulty_replicas", "finite"]
+__all__ = ["NonFiniteGradient", "check_kind", "check_shape", "faulty_gradients", "faulty_replicas", "finite"]
 
 Groups = list[dict[str, Any]]
 
@@ -37,15 +37,8 @@ def faulty_gradients(groups: Groups) -> dict[str, str]:
             grad = param.grad
             if grad is None:
                 continue
-            if grad.shape != param.shape:
-                check_shape(named(group, first)[i][0], param)
-            dtype = grad.dtype
-            if grad.layout is not torch.strided or dtype.is_complex:
-                name = named(group, first)[i][0]
-                kind = "complex" if dtype.is_complex else "sparse"
-                fix = "use nn.Embedding(..., sparse=False)" if kind == "sparse" else "use torch.view_as_real"
-                raise TypeError(f"the gradient of {name!r} is {kind}; tether needs dense real gradients: {fix}")
-            alike.setdefault((dtype, grad.device), []).append(grad)
+            check_kind(group, first, i)
+            alike.setdefault((grad.dtype, grad.device), []).append(grad)
         first += len(group["params"])
     if all(finite(grads) for grads in alike.values()):
         return {}
@@ -57,6 +50,19 @@ def faulty_gradients(groups: Groups) -> dict[str, str]:
                 found[name] = f"{nan} nan and {inf} inf of {param.numel()}"
         first += len(group["params"])
     return found
+
+
+def check_kind(group: dict[str, Any], first: int, i: int) -> None:
+    """Raise unless the gradient of parameter i of a group is dense, real and of its shape."""
+    param = group["params"][i]
+    grad = param.grad
+    if grad.shape != param.shape:
+        check_shape(named(group, first)[i][0], param)
+    if grad.layout is not torch.strided or grad.dtype.is_complex:
+        name = named(group, first)[i][0]
+        kind = "complex" if grad.dtype.is_complex else "sparse"
+        fix = "use nn.Embedding(..., sparse=False)" if kind == "sparse" else "use torch.view_as_real"
+        raise TypeError(f"the gradient of {name!r} is {kind}; tether needs dense real gradients: {fix}")
 
 
 def check_shape(name: str, param: torch.Tensor) -> None:

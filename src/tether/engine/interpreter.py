@@ -20,7 +20,7 @@ import torch
 from tether.engine.commit import Write
 from tether.engine.formulas import P2, XI, Formula
 from tether.engine.programs import Program, Update
-from tether.engine.sums import coefficients, per_replica, steady_coefficients
+from tether.engine.sums import coefficients, steady_coefficients
 from tether.letters import LETTERS, Letter, sqrt
 from tether.words import Beat
 
@@ -90,7 +90,7 @@ def terms_of(letter: Letter, known: dict[str, Any]) -> Any:
     """What the letter does, as sums and formulas; None where it is not linear."""
     if "ξ" in letter.needs or "p2" in letter.needs:
         return coefficients(letter, {**known, "ξ": XI, "p2": P2})
-    if any(isinstance(known[s], torch.Tensor) for s in letter.scalars):
+    if any(isinstance(known[s], torch.Tensor | Formula) for s in letter.scalars):
         return coefficients(letter, known)
     return steady_coefficients(letter.name, tuple([known[s] for s in letter.scalars]))
 
@@ -107,10 +107,8 @@ def spelling(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, An
 def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any, name: Name) -> Any:
     """Let bodies plan a word piece by piece, with pᵀp of all of them where the thermostat needs it; returns ξ.
 
-    A thermostat on the CPU becomes a plain number, which is faster; one on another device is not read.
+    ξ is a plain number, which is faster, or a tensor that nobody looks at.
     """
-    if isinstance(ξ, torch.Tensor):
-        ξ = ξ.cpu() if per_replica(ξ) else ξ.item() if ξ.device.type == "cpu" else ξ
     for piece in pieces:
         if isinstance(piece, Alone):
             ξ = alone(piece, bodies, ξ, name)
@@ -142,5 +140,5 @@ def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name) -> Any:
 def square_of_all(bodies: Sequence[Body], ξ: Any) -> Any:
     """pᵀp of all bodies, as a number where ξ is one."""
     found = [body.square() for body in bodies]
-    p2 = sum(found[1:], found[0])
-    return p2.item() if isinstance(ξ, float) else p2.cpu() if per_replica(ξ) else p2
+    p2 = sum([x.to(found[0].device) for x in found[1:]], found[0])
+    return p2.item() if isinstance(ξ, float) else p2.to(ξ.device, ξ.dtype)

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from tether import native
+from tether.engine import host
 from tether.engine.blocks import Lanes, Owned, decayed, still
 from tether.engine.carried import Carried, spread
 from tether.engine.commit import NOTED, Write, write
+from tether.engine.flat import kept
 from tether.engine.placed import Stack, replaced
 from tether.engine.programs import Moves, Program
 from tether.letters import Letter
@@ -111,6 +113,7 @@ class Moving(Stack):
         fast = self.every and native.all_plain((*self.moving, *self.grads), self.dtype)
         self.fast = self.kernel if fast else None
         self.waiting: list[Program] = []
+        self.bad: torch.Tensor | None = None  # must all stay what it was, for a gradient that is not finite?
         self.at = self.params, self.q, self.p  # where the kernel acts: on these, or on copies of them
         self.ahead = False  # are points and momenta of this step in `out` and `moved`?
         if self.fast is None and self.live:
@@ -291,9 +294,20 @@ class Moving(Stack):
         writes: list[Write] = []
         pairs = [(self.q, carried.x)] if self.surface.slack else []
         pairs += [(self.p, carried.m)] if self.p is not None and carried.m is not None else []
-        index = None if self.every else torch.tensor(self.items, device=self.device)
+        index = None if self.every else host.indices(self.items, self.device)
         for target, value in pairs:
+            value = self.held(target if index is None else target[index], value)
             whole = write(target.copy_, value) if index is None else write(target.index_copy_, 0, index, value)
             writes.append(whole)
-        writes.append(self.scattered(self.surface.lower(carried.x, self.shape), self.moving))
+        lowered = self.surface.lower(carried.x, self.shape)
+        if self.bad is not None:
+            lowered = self.held(self.gather(self.moving), lowered)
+        writes.append(self.scattered(lowered, self.moving))
         return writes
+
+    def held(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """The new values of a stack, but the old ones where the gradient is bad."""
+        bad = self.bad
+        if bad is not None and bad.dim():
+            bad = bad.repeat(len(new) // self.rows).view(-1, *[1] * (new.dim() - 1))
+        return kept(bad, old, new)

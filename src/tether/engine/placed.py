@@ -81,7 +81,7 @@ class Stack:
         """Tensors shaped like the parameters as one stack."""
         if self.joint:
             return torch.cat([x.detach().reshape(self.rows, -1) for x in tensors], dim=1).to(self.wide)
-        stacked = torch.stack([x.detach() for x in tensors]).to(self.wide)
+        stacked = torch.stack(list(tensors)).detach().to(self.wide)
         return stacked.flatten(0, 1) if self.lanes.batched else stacked
 
     def scattered(self, values: torch.Tensor, tensors: Tensors) -> Write:
@@ -122,7 +122,8 @@ class Stack:
         if not self.surface.slack:
             return self.surface.lift(θ)
         saved = [state.get(owner, {}).get("point") for owner in self.owners()]
-        saved = [None if x is None or tuple(x.shape) != self.coordinates else x.to(self.wide) for x in saved]
+        fits = [x is not None and tuple(x.shape) == self.coordinates for x in saved]
+        saved = [x.to(self.device, self.wide) if fit else None for x, fit in zip(saved, fits, strict=True)]
         if all(x is None for x in saved):
             return self.surface.place(θ)
         new = self.shares(self.surface.place(θ)) if any(x is None for x in saved) else saved

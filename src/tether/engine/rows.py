@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from tether.engine import host
 from tether.engine.blocks import Block, Lanes
 from tether.engine.commit import Write, commit, write
+from tether.engine.flat import kept
 from tether.engine.gradients import check_shape
 from tether.engine.interpreter import FIELDS, Composed, compose, in_pieces
 from tether.engine.moving import Moving
@@ -128,16 +130,18 @@ class Row:
         group, params = self.group, self.group["params"]
         if "ξ" not in self.word.needs and not (self.lanes.batched and isinstance(group["thermostat"], torch.Tensor)):
             return
-        device = params[0].device if params and not self.lanes.batched else torch.device("cpu")
-        wide = torch.float64 if device.type == "cpu" else torch.float32
-        ξ = torch.as_tensor(group["thermostat"], dtype=wide, device=device)
+        device = params[0].device if params else torch.device("cpu")
+        ξ = torch.as_tensor(group["thermostat"], dtype=host.wide(device), device=device)
         group["thermostat"] = ξ.expand(self.lanes.rows).clone() if self.lanes.batched else ξ.clone()
 
     # a step
 
-    def begin(self, gradient: bool = True, resting: Sequence[int] = ()) -> None:
-        """Gather what a step needs, changing nothing but making momenta at rest."""
-        momenta, self.resting = "p" in self.word.needs, resting
+    def begin(self, gradient: bool = True, resting: Sequence[int] = (), bad: torch.Tensor | None = None) -> None:
+        """Gather what a step needs, changing nothing but making momenta at rest.
+
+        `bad` is known to the device alone: where it is true, nothing may move in this step.
+        """
+        momenta, self.resting, self.bad = "p" in self.word.needs, resting, bad
         stale = self.made is None or (momenta and not self.momenta)
         stale = stale or any(param.grad is not None for param in self.without)
         if stale or not all(body.kept.still() for body in self.made or ()):
@@ -146,13 +150,14 @@ class Row:
         gradient = gradient and self.rhythm.due(self.group["step"])
         for body in self.made:
             body.begin(self.values["ω"], gradient, resting)
+            body.bad = bad
         self.bodies: list[Any] = [body for body in self.made if body.live]
         self.scalars = dict(self.values)
         self.scalars["N"] = count = sum([body.degrees for body in self.bodies])
         if self.group["normalised"] and count:
             self.scalars["ε"] = self.scalars["ε"] / count
         if "ξ" in self.word.needs and self.bodies and not self.still:
-            check_thermostat(self.group, self.scalars, self.state, resting)
+            check_thermostat(self.group, self.scalars, self.state, resting, self.readable)
 
     def make(self, momenta: bool) -> None:
         """The bodies: free tensors by dtype and device, constrained ones by shape."""
@@ -181,6 +186,7 @@ class Row:
                 own.append(name)
             made = [Block(mine, own, *rest) for mine, own in alike.values()]
         self.momenta = momenta
+        self.readable = all(host.reads(body.device) for body in made)
         self.made = made
 
     def enter(self, measured: Mapping[str, Any]) -> None:
@@ -217,14 +223,14 @@ class Row:
     def with_thermostat(self, composed: Composed, bodies: Sequence[Any], name: tuple[int, int]) -> None:
         """The same where ξ takes part: a body that can take all of it does, else all go piece by piece."""
         ξ, whole = self.scalars["ξ"], composed.whole
-        if not isinstance(ξ, torch.Tensor):
+        if not isinstance(ξ, torch.Tensor) or ξ.device != self.group["params"][0].device:  # the model was moved
             self.seed_thermostat()
             ξ = self.group["thermostat"]
         if whole is not None and len(bodies) == 1 and bodies[0].kernel is True:
             self.scalars["ξ"] = new = ξ.to(torch.float64, copy=True)
             bodies[0].take(whole, name, new)
         else:
-            found = in_pieces(bodies, composed.pieces, ξ, name)
+            found = in_pieces(bodies, composed.pieces, ξ.item() if self.readable and not ξ.dim() else ξ, name)
             self.scalars["ξ"] = torch.as_tensor(found, dtype=ξ.dtype, device=ξ.device)
 
     def twin(self) -> list[tuple[Any, Any]]:
@@ -240,8 +246,9 @@ class Row:
         if "ξ" in self.word.needs and self.bodies:
             ξ, before = self.scalars["ξ"], self.group["thermostat"]
             if self.resting and ξ.dim():
-                rest = torch.tensor(list(self.resting))
+                rest = host.indices(self.resting, ξ.device)
                 writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
+            ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
             writes.append(write(self.group.__setitem__, "thermostat", ξ))
         return writes
 
@@ -278,8 +285,8 @@ class Row:
 
 
 def same(xs: tuple[Any, ...], ys: tuple[Any, ...]) -> bool:
-    """Equal numbers, or the very same tensors."""
-    try:
-        return xs == ys  # tuples compare by identity first
-    except RuntimeError:  # two tensors of many numbers that are not the same one
-        return False
+    """Equal numbers, or the very same tensors: to compare two would be to look at their numbers."""
+    for x, y in zip(xs, ys, strict=True):
+        if x is not y and (isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) or x != y):
+            return False
+    return True

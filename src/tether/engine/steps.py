@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tether import native
+from tether.engine import host
 from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
 from tether.engine.rows import Row
+from tether.engine.traced import leave
 from tether.engine.values import noisy
+from tether.engine.verdict import Verdict
 from tether.rhythms.waiting import give_back, wait
 
 if TYPE_CHECKING:
@@ -32,16 +35,22 @@ def at_once(opt: Optimizer, closure: Closure | None) -> Any:
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
-    resting = usable(opt)
+    resting = usable(opt, wait=False)
     if resting is not None:
         for row in opt.rows:
-            row.begin(True, resting)
+            row.begin(True, resting, opt.bad)
         commit(planned(opt, resting))
     return loss
 
 
 def settle_first(opt: Optimizer) -> None:
     """Refuse a step at the wrong moment; take up a rhythm that was let go, before a closure sees the weights."""
+    missed = leave(opt)
+    if missed and opt.on_nonfinite == "raise":
+        raise NonFiniteGradient({"?": f"in {missed} compiled steps, which do not tell where"})
+    if opt.verdict is not None:
+        verdict, opt.verdict = opt.verdict, None
+        verdict.read()
     if opt.awakened:
         raise RuntimeError("a step inside opt.awake() would move weights that sleep: leave the block first")
     if opt.released:
@@ -54,21 +63,38 @@ def settle_first(opt: Optimizer) -> None:
         )
 
 
-def usable(opt: Optimizer) -> Sequence[int] | None:
-    """The replicas that rest in this step, for good or for a gradient that is not finite; None skips the step."""
+def usable(opt: Optimizer, wait: bool = True) -> Sequence[int] | None:
+    """The replicas that rest in this step, for good or for a gradient that is not finite; None skips the step.
+
+    Gradients on an accelerator are judged there, and `opt.bad` is the answer, unless the step must `wait` for it.
+    """
     groups = opt.param_groups
     grads = [x.grad for group in groups for x in group["params"] if x.grad is not None]
     fine = opt.finite or not grads or native.finite(grads)
-    opt.finite = False
+    opt.finite, opt.bad = False, None
     resting: Sequence[int] = groups[0]["stopped"] if groups else ()
+    if fine is None and not wait and not any(host.reads(grad.device) for grad in grads):
+        judge(opt)
+        return resting
     found = {} if fine else faulty_gradients(groups)
     if not found:
         return resting
     faulty = faulty_replicas(opt.param_groups) if opt.replicas else []
     if (faulty or not opt.replicas) and opt.on_nonfinite == "raise":
         raise NonFiniteGradient(found, faulty)
-    opt.skipped += bool(faulty) or not opt.replicas
+    opt.missed = opt.missed + (bool(faulty) or not opt.replicas)
     return [*resting, *faulty] if opt.replicas else None
+
+
+def judge(opt: Optimizer) -> None:
+    """Let the device decide whether the gradients are finite: nobody waits for the answer before the next step."""
+    verdict = Verdict(opt.param_groups, opt.lanes.rows if opt.replicas else 0)
+    if opt.on_nonfinite == "skip":
+        opt.bad = verdict.bad
+        opt.missed = opt.missed + verdict.bad.any()
+    else:
+        opt.bad = verdict.bad.any() if opt.replicas else verdict.bad
+        opt.verdict = verdict.sent()
 
 
 def planned(opt: Optimizer, resting: Sequence[int]) -> list[Write]:
@@ -96,11 +122,10 @@ def measure(opt: Optimizer, row: Row, found: dict[Any, Any]) -> None:
 
 def held_back(rows: Sequence[Row], resting: Sequence[int]) -> list[Write]:
     """Writes, to come after all others, that let the replicas that rest be what they were."""
-    index = torch.tensor(list(resting))
     back: list[Write] = []
     for row in rows:
         for x in row.tensors():
-            at = index.to(x.device)
+            at = host.indices(resting, x.device)
             back.append(write(x.index_copy_, 0, at, x.detach()[at]))
     return back
 

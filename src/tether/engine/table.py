@@ -56,7 +56,7 @@ def table(
     widths = [max(len(row[i]) for row in rows) for i in used]
     lines = ["  ".join(row[i].ljust(width) for i, width in zip(used, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("─" * width for width in widths))
-    step = groups[0]["step"]
+    step = int(groups[0]["step"])
     stopped = groups[0].get("stopped", ())
     lines.append(
         f"step {step}, seed {groups[0]['seed']}"

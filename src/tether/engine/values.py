@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tether.engine import host
 from tether.part import NUMERIC, number
 from tether.words import Word
 
@@ -20,13 +21,17 @@ def noisy(word: Word, values: Mapping[str, Any]) -> bool:
 
 
 def zero(lr: Any) -> bool:
-    return not bool(lr.any()) if isinstance(lr, torch.Tensor) else lr == 0
+    """Is it 0 everywhere? A tensor that the host may not read is not."""
+    if isinstance(lr, torch.Tensor):
+        return host.reads(lr.device) and not bool(lr.any())
+    return bool(lr == 0)
 
 
 def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict[str, Any]:
     """The fields of a row under the letters' symbols, checked anew: schedulers may have changed them.
 
-    A per-replica tensor is converted to float64 once and cached in `known` until it is modified or replaced.
+    A tensor with one number for each replica, and one on another device, is copied once and cached in `known` until it
+    is modified or replaced. One of a single number on another device is not checked: that would wait for the device.
     """
     fields = tuple([group[name] for name in NUMERIC])
     where = group["where"]
@@ -35,12 +40,15 @@ def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict
     else:
         given: list[Any] = []
         for name, value in zip(NUMERIC, fields, strict=True):
-            if isinstance(value, torch.Tensor) and value.dim():
+            if isinstance(value, torch.Tensor) and (value.dim() or not host.reads(value.device)):
+                device = group["params"][0].device if group["params"] else value.device
                 kept = known.get(name)
-                if kept is None or kept[0] is not value or kept[1] != value._version:
-                    number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
-                    kept = known[name] = (value, value._version, value.detach().double().cpu().clone())
-                given.append(kept[2])
+                if kept is None or kept[0] is not value or kept[1:3] != (value._version, device):
+                    if value.dim() and value.device.type != "meta":
+                        number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
+                    own = value.detach().to(device, host.wide(device), copy=True)
+                    kept = known[name] = (value, value._version, device, own)
+                given.append(kept[3])
             else:
                 given.append(number(f"part {where!r}", name, value, allow_infinite=name == "friction"))
         numbers = tuple(given)

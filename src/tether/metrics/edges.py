@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tether import native
+from tether.engine import host
 
 __all__ = ["Flow", "Flows", "ahead", "back", "divide", "in_float32", "kernel_takes", "power", "product"]
 
@@ -120,8 +121,10 @@ def _edges32(w: torch.Tensor, p: float) -> torch.Tensor:
     return w.abs() if p == 1 else w.square() if p == 2 else w.abs().pow_(p)
 
 
-def _unit(x: torch.Tensor) -> float:
+def _unit(x: torch.Tensor) -> Any:
     """The power of two that scales the largest entry to between ½ and 1."""
+    if not host.reads(x.device):
+        return torch.exp2(-1 - x.amax().clamp_min(torch.finfo(x.dtype).tiny).log2().floor())
     high = x.amax().item() if x.numel() else 0.0
     return 2.0 ** -math.frexp(high)[1]
 

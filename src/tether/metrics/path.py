@@ -115,7 +115,12 @@ class Path(Metric):
         pairs = zip(torch._foreach_div(block.g, roots), nowhere, strict=True)
         block.g = [g.masked_fill_(none, 0.0) for g, none in pairs]
         home, block.θ = block.θ, list(torch._foreach_mul([x.detach() for x in block.θ], roots))
-        block.after = [write(torch.div, x, root, out=to) for x, root, to in zip(block.θ, roots, home, strict=True)]
+        for x, root, to in zip(block.θ, roots, home, strict=True):
+            if block.bad is None:
+                block.after.append(write(torch.div, x, root, out=to))
+            else:  # then the way there and back would leave a rounding error
+                block.after.append(write(torch.div, x, root, out=x))
+                block.after.append(write(torch.where, block.bad, to.detach(), x, out=to))
 
     def divide(
         self,
@@ -229,6 +234,8 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     dtype = w.dtype if w.dtype in (torch.float32, torch.float64) else torch.float32
     if dense is None and len(flows) == 1 and len(flows[0]) == 2:
         r, c = flows[0] if p == 2 else (v.pow(2 / p) for v in flows[0])
+        if not w.is_cpu:
+            return balanced(r, c, dtype)
         high, wide = r.max().item(), c.max().item()
         if not high * wide <= torch.finfo(dtype).max:
             raise _too_large(name, high * wide, dtype)
@@ -244,10 +251,24 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     if total is None:
         return (torch.zeros_like(w, dtype=dtype, requires_grad=False),)
     γ = total if p == 2 else total.pow(2 / p)
+    if not w.is_cpu:  # the host may not look at it
+        return (γ.clamp_max(torch.finfo(dtype).max).to(dtype),)
     largest = γ.max().item() if γ.numel() else 0.0
     if not largest <= torch.finfo(dtype).max:
         raise _too_large(name, largest, dtype)
     return (γ.to(dtype),)
+
+
+def balanced(r: torch.Tensor, c: torch.Tensor, dtype: torch.dtype) -> Factors:
+    """A column and a row with the same product and largest entries of one size, found without a look at them.
+
+    Nobody can be told here that the product is out of range; it ends at the largest number instead.
+    """
+    high, wide = (v.max().clamp_min(torch.finfo(v.dtype).tiny) for v in (r, c))
+    shift = torch.exp2(((wide.log2() - high.log2()) / 2).round())  # a power of two costs no digits
+    most = math.sqrt(torch.finfo(dtype).max)
+    r, c = (v.clamp_max(most).to(dtype) for v in (r * shift, c / shift))
+    return r.unsqueeze(1), c.unsqueeze(0)
 
 
 def _too_large(name: str, largest: float, dtype: torch.dtype) -> OverflowError:

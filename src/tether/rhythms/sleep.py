@@ -59,13 +59,14 @@ class Sleep(Rhythm):
 
     def masks(self, row: Row, cycle: int) -> list[torch.Tensor]:
         """A mask for each parameter: True where a weight sleeps in this cycle."""
-        key = (row.group["seed"], cycle, tuple(row.names))
+        key = (row.group["seed"], cycle, tuple(row.names), tuple([param.device for param in row.group["params"]]))
         if key not in self._known:
             masks = []
             for name, param in zip(row.names, row.group["params"], strict=True):
                 rows, numbers, _ = row.lanes
-                words = bits(param.numel() // rows, row.group["seed"], cycle, f"sleep/{name}", rows, numbers)
-                masks.append((words < self.share * 2**32).view(param.shape).to(param.device))
+                named = row.group["seed"], cycle, f"sleep/{name}", rows, numbers
+                words = bits(param.numel() // rows, *named, device=param.device)
+                masks.append((words < self.share * 2**32).view(param.shape))
             self._known = {key: masks}
         return self._known[key]
 
@@ -115,6 +116,7 @@ class Sleep(Rhythm):
                 for key in ("held", "asleep"):
                     if key not in own or own[key].shape != param.shape:
                         own[key] = torch.zeros_like(param, requires_grad=False)
+                    own[key] = own[key].to(param.device)  # the same tensor, unless the model was moved
                 found.append(own)
         return found
 

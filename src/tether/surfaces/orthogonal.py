@@ -9,13 +9,16 @@ from functools import lru_cache
 import torch
 
 from tether import native
+from tether.engine import host
 from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
-__all__ = ["Orthogonal", "polar"]
+__all__ = ["Orthogonal", "polar", "polar_by_products"]
 
 LONG = 256  # from so many rows on, sums are in double precision: of the squares, which do not cancel,
 NARROW = 16  # and, up to so many columns, of all products
 SLOWEST = 0.7  # the iteration is given up if the excess does not shrink by this factor
+HALF = 0.5  # the slowest contraction that a fixed number of iterations provides for
+FLATTEST = 1e-4  # the smallest singular value, relative to the largest, that `polar_by_products` provides for
 
 
 class Orthogonal(Surface):
@@ -50,12 +53,17 @@ class Orthogonal(Surface):
         if start not in ("project", "random"):
             raise SurfaceError(f"Orthogonal: start={start!r} must be 'project' or 'random'")
         self.tolerance, self.iterations, self.scale, self.start = tolerance, index(iterations), scale, start
-        self.fallbacks = 0
+        self._hard: int | torch.Tensor = 0
 
     def __repr__(self) -> str:
         settings = [] if self.tolerance is None else [f"tolerance={self.tolerance!r}"]
         settings += [] if self.scale == 1 else [f"scale={self.scale!r}"]
         return f"Orthogonal({', '.join(settings)})"
+
+    @property
+    def fallbacks(self) -> int:
+        """How often the polar factor was taken; waits for the device that has counted."""
+        return int(self._hard)
 
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Stiefel | None:
         if native.product(dtype) is None:
@@ -134,6 +142,8 @@ class Orthogonal(Surface):
         longest row of Λ and v the longest column of (Q − Q_n)/c. If that is below the tolerance, the Gram matrix of the
         last iterate is not needed. If the iteration does not contract, the polar factor is taken instead.
         """
+        if not host.reads(point.device):
+            return self.solve_by_count(point, start)
         tolerance, floor = (
             self.tolerance_for(point.dtype),
             4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1]),
@@ -162,13 +172,34 @@ class Orthogonal(Surface):
             v, before = v + a, rows
         return self.apart(point, start, rows > floor)
 
+    def solve_by_count(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same without a look at any number: so many iterations as are always enough, then a choice by a mask.
+
+        With c = 1, E = QᵀQ − I, Λ = E/2 and D = Q − Q_n, an iteration leaves E' = Λ² − DᵀQ_nΛ − ΛQ_nᵀD, so that
+        ‖E'‖ ≤ (‖D‖ + ‖E‖/4)‖E‖. A step along Σ of length ‖D‖ = d begins with ‖E‖ = d². If the factor is at most ½, a
+        tolerance t is reached after log₂(1/t) iterations: 22 in float32, 45 in float64. Matrices that are not there by
+        then take the polar factor, and one that has none, or is not finite, stays where it was.
+        """
+        tolerance = self.tolerance_for(point.dtype)
+        limit = max(4 * tolerance, 4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1]))
+        q = point
+        for _ in range(min(self.iterations, math.ceil(math.log(min(tolerance, HALF)) / math.log(HALF)))):
+            q = q - start @ self.excess(q, 0.5)
+        hard = ~(self.excess(q).abs().amax((-2, -1), keepdim=True) <= limit)
+        nearest = self.scale * polar_by_products(point)
+        found = self.excess(nearest).abs().amax((-2, -1), keepdim=True) <= limit
+        q = torch.where(hard, torch.where(found, nearest, start), q)
+        if not torch.compiler.is_compiling():
+            self._hard = self._hard + hard.sum()
+        return q, torch.where(hard & ~found, 0.0, point - q)
+
     def apart(self, point: torch.Tensor, start: torch.Tensor, hard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Polar factors for the hard matrices of a stack; the others are solved without them."""
         if not bool(point.isfinite().all()):
             raise SurfaceError(f"{self!r}: the step leads to inf or nan; lower lr, or clip the gradient")
         q, easy = torch.empty_like(point), ~hard
         q[hard] = self.scale * polar(point[hard])
-        self.fallbacks += int(hard.sum())
+        self._hard = self._hard + int(hard.sum())
         if bool(easy.any()):
             q[easy] = self.solve(point[easy], start[easy])[0]
         return q, point - q
@@ -204,3 +235,20 @@ def polar(x: torch.Tensor) -> torch.Tensor:
     q = u @ v
     gram = (q.mT.double() @ q.double()).to(q)
     return 1.5 * q - 0.5 * q @ gram  # a step of Newton–Schulz corrects the last digits
+
+
+def polar_by_products(x: torch.Tensor) -> torch.Tensor:
+    """The same by matrix products alone, their number known beforehand: Newton–Schulz, scaled (Chen, Chow 2014).
+
+    x ← αx(3 − α²xᵀx)/2 takes singular values in [l, 1] to those in [l', 1], where l' is the smaller one of what l and 1
+    become. α² = 3/(1 + l + l²) makes both equal. It is not larger than 1.5², since small differences of large numbers
+    would lose digits. l begins with 1e-4; a matrix with a smaller singular value is not there at the end.
+    """
+    info = torch.finfo(x.dtype)
+    norm = (x.mT @ x).abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(info.tiny).sqrt()
+    x, low = x / norm, FLATTEST
+    while low < 1 - info.eps:
+        α = min(1.5, math.sqrt(3 / (1 + low + low * low)))
+        x = 1.5 * α * x - (0.5 * α**3) * (x @ (x.mT @ x))
+        low = min(1.0, *(α * end * (3 - (α * end) ** 2) / 2 for end in (low, 1.0)))
+    return 1.5 * x - 0.5 * (x @ (x.mT @ x))

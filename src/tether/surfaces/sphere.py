@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from tether import native
+from tether.engine import host
 from tether.surfaces.circle import EDGE, SLIGHTLY, fits, positive, shown
 from tether.surfaces.surface import Surface, SurfaceError, Time
 
@@ -93,7 +94,7 @@ class Sphere(Surface):
     def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
         rows = θ.flatten(2)
         near = ((q[..., :-1] - rows).abs() <= eps * rows.abs()).all(-1, keepdim=True)
-        if bool(near.all()):
+        if host.reads(q.device) and bool(near.all()):
             return q
         rows, ξ = self.above(rows)
         return torch.where(near, q, self.normalise(torch.cat((rows, torch.copysign(ξ, q[..., -1:])), dim=-1)))

@@ -1,0 +1,271 @@
+"""Traced: the step as torch.compile sees it, from gradients to parameters by torch's operations alone.
+
+A plan is made once, outside the graph: bodies, tables of noise, and a word's coefficients as formulas. Inside, what
+changes between steps is a tensor: the step number, the step size before, ξ and the fields that are given as tensors. So
+one graph serves all steps, and CUDA graphs can hold it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from tether.engine import host
+from tether.engine.blocks import Block
+from tether.engine.carried import Carried
+from tether.engine.flat import Flat, kept
+from tether.engine.formulas import Formula, worked_out
+from tether.engine.interpreter import compose
+from tether.engine.moving import Moving
+from tether.engine.programs import Program
+from tether.part import NUMERIC
+from tether.rhythms import Always
+from tether.surfaces import Surface
+
+if TYPE_CHECKING:
+    from tether.engine.rows import Row
+    from tether.optimizer import Optimizer
+
+__all__ = ["Plan", "in_numbers", "leave", "plan", "step"]
+
+SYMBOLS = ("h", "γ", "τ", "ε", "σ", "ω")  # of the numeric fields, in their order
+
+
+class TracedPart(NamedTuple):
+    """A row: its group, what a step does to it, and its bodies. The graph is guarded by the fields that are numbers."""
+
+    group: dict[str, Any]
+    updates: tuple[Any, ...]
+    free: list[Block]
+    bound: list[Moving]
+    symbols: tuple[str, ...]  # of fields that are tensors, and h
+    decay: Any
+    thermostat: bool
+
+
+class Plan(NamedTuple):
+    """A step: its parts, the step number, and how many steps had a gradient that is not finite."""
+
+    parts: list[TracedPart]
+    step: torch.Tensor
+    bad: torch.Tensor
+
+
+def plan(opt: Optimizer) -> Plan | None:
+    """The plan of the next steps; None where they cannot be traced. Only step numbers and ξ change their form."""
+    if opt.replicas or opt.reference or opt.awakened or opt.released or not opt.rows:
+        return None
+    for row in opt.rows:
+        row.read()
+    if not all(traceable(row) for row in opt.rows):
+        return None
+    for row in opt.rows:
+        row.begin(True)
+    updates = [updates_of(row) for row in opt.rows]
+    if None in updates or not all(row.bodies and all(map(complete, row.bodies)) for row in opt.rows):
+        return None
+    device = opt.rows[0].bodies[0].device
+    before = opt.plan
+    number = opt.rows[0].group["step"]
+    step = number if isinstance(number, torch.Tensor) else torch.tensor(number, device=device)
+    bad = torch.zeros((), dtype=torch.int64, device=device) if before is None else before.bad
+    return Plan([part_of(row, step, own or ()) for row, own in zip(opt.rows, updates, strict=True)], step, bad)
+
+
+def traceable(row: Row) -> bool:
+    """Has the part one gradient for a step, no metric, no rhythm, and a surface that needs no loop of its own?"""
+    plain = row.rhythm == Always() and row.metric is None and not row.word.needs_closure
+    joint = isinstance(row.surface, Surface) and row.surface.together
+    return plain and not joint and not row.group["stopped"]
+
+
+def complete(body: Block | Moving) -> bool:
+    """Have all of its tensors a gradient?"""
+    return body.complete if isinstance(body, Block) else body.every and bool(body.grads)
+
+
+def symbolic(row: Row) -> tuple[str, ...]:
+    """The fields that are tensors, by their symbols, and h."""
+    named = zip(SYMBOLS, NUMERIC, strict=True)
+    return tuple(s for s, name in named if s == "h" or isinstance(row.group[name], torch.Tensor))
+
+
+def updates_of(row: Row) -> tuple[Any, ...] | None:
+    """The word as updates whose coefficients are formulas; None where a letter is not linear."""
+    scalars = {**row.scalars, **{s: Formula(s) for s in symbolic(row)}}
+    if row.group["normalised"] and isinstance(scalars["ε"], Formula):
+        scalars["ε"] = scalars["ε"] / scalars["N"]
+    times = Formula("h′"), Formula("h")
+    pieces = compose(row.word.program, times, scalars, 0, isinstance(row.surface, Surface), False).pieces
+    return pieces[0].updates if len(pieces) == 1 and isinstance(pieces[0], Program) else None
+
+
+def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> TracedPart:
+    """A row as part of a plan."""
+    group, device = row.group, step.device
+    wide = host.wide(device)
+    if not isinstance(group["previous_lr"], torch.Tensor):
+        group["previous_lr"] = torch.tensor(group["previous_lr"], dtype=wide, device=device)
+    group["step"] = step
+    if "ξ" in row.word.needs and group["thermostat"].device != device:
+        row.seed_thermostat()
+    for body in row.bodies:
+        warm(body, group["seed"], updates)
+    free = [body for body in row.bodies if isinstance(body, Block)]
+    bound = [body for body in row.bodies if isinstance(body, Moving)]
+    return TracedPart(group, updates, free, bound, symbolic(row), row.values["ω"], "ξ" in row.word.needs)
+
+
+def warm(body: Block | Moving, seed: int, updates: tuple[Any, ...]) -> None:
+    """Make the tables of noise that the updates will need."""
+    body.name = (seed, 0)
+    for symbol, terms, draw in updates:
+        if not isinstance(terms, Formula) and "R" in terms:
+            if isinstance(body, Block):
+                body.normals(draw)
+                source = body.drawn
+            else:
+                body.draw(symbol, draw)
+                source = body.drawn[symbol, 0]
+            assert source is not None
+            source.tables(seed)
+            source.inside()
+
+
+def leave(opt: Optimizer) -> int:
+    """Plain numbers again, for a step that is not traced; returns how many steps had a bad gradient."""
+    if opt.plan is None:
+        return 0
+    for group in opt.param_groups:
+        group.update(in_numbers(group))
+    missed, opt.plan = int(opt.plan.bad), None
+    opt.missed = opt.missed + missed
+    opt.clock.step = opt.param_groups[0]["step"]
+    return missed
+
+
+def in_numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """The step number and the step size before as numbers."""
+    before = group["previous_lr"]
+    one = isinstance(before, torch.Tensor) and not before.dim()
+    return {"step": int(group["step"]), "previous_lr": float(before) if one else before}
+
+
+# inside the graph
+
+
+def step(plan: Plan) -> None:
+    """Move every part once."""
+    moved = [moving(part, plan.step) for part in plan.parts]
+    flags = [x.isfinite().all() for each, _, _ in moved for x in [body.g for body in each]]
+    bad = ~torch.stack([flag.to(plan.bad.device) for flag in flags]).all()
+    stand = bad
+    for part, (bodies, ξ, h) in zip(plan.parts, moved, strict=True):
+        still = bad | (h == 0)  # a step of no length moves nothing
+        for body in bodies:
+            body.land(still)
+        if part.thermostat:
+            old = part.group["thermostat"]
+            old.copy_(kept(still, old, ξ))
+        before = part.group["previous_lr"]
+        before.copy_(torch.where(still, before, h))
+        stand = still if part is plan.parts[0] else stand & still
+    plan.step.add_(torch.where(stand, 0, 1))
+    plan.bad.add_(torch.where(bad, 1, 0))
+
+
+def moving(part: TracedPart, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
+    """The bodies of a part after its word, ξ, and h."""
+    group, wide = part.group, host.wide(number.device)
+    known: dict[str, Any] = {"h′": group["previous_lr"]}
+    for s, field in zip(SYMBOLS, NUMERIC, strict=True):
+        if s in part.symbols:
+            known[s] = torch.as_tensor(group[field], dtype=wide, device=number.device)
+    ω = known.get("ω", part.decay)
+    name = group["seed"], number
+    bodies: list[Any] = [FreeBody(body, name, ω) for body in part.free]
+    bodies += [BoundBody(body, name, ω) for body in part.bound]
+    ξ = group["thermostat"] if part.thermostat else 0.0
+    for symbol, terms, draw in part.updates:
+        if isinstance(terms, Formula):
+            squares = [body.square().to(ξ) for body in bodies] if "p2" in terms.steps else [0.0]
+            ξ = terms.at(ξ, sum(squares[1:], squares[0]), known)
+            continue
+        numbers = {s: worked_out(c, ξ, 0.0, known) for s, c in terms.items()}
+        for body in bodies:
+            body.update(symbol, numbers, draw)
+    return bodies, ξ, known["h"]
+
+
+class FreeBody:
+    """The tensors of a block, as they lie in its flat momenta."""
+
+    def __init__(self, body: Block, name: tuple[int, torch.Tensor], ω: Any) -> None:
+        self.body = body
+        grads = [param.grad for param in body.params]
+        self.θ, self.g = self.side_by_side(body.params), self.side_by_side(grads)
+        if isinstance(ω, torch.Tensor) or ω != 0:
+            self.g = self.g + ω * self.θ
+        p = [] if body.flat is None else [body.flat]
+        source = body.drawn
+        noise = (lambda draw: source.draw(*name, draw).unsqueeze(0)) if source is not None else None
+        self.flat = Flat([self.θ], p, [self.g], 1, noise, list)  # type: ignore[arg-type]
+        self.update = self.flat.update
+
+    def side_by_side(self, tensors: Any) -> torch.Tensor:
+        """Tensors as one, each with the gap behind it."""
+        body = self.body
+        ends = [*body.offsets[1:], body.total]
+        found = []
+        for x, start, end, size in zip(tensors, body.offsets, ends, body.sizes, strict=True):
+            flat = x.detach().to(body.dtype).reshape(-1)
+            found.append(torch.nn.functional.pad(flat, (0, end - start - size)))
+        return torch.cat(found)
+
+    def square(self) -> torch.Tensor:
+        return self.flat.square(False)
+
+    def land(self, bad: torch.Tensor) -> None:
+        """Write what has become of the tensors, unless a gradient is bad."""
+        body, values = self.body, self.flat.values
+        new = kept(bad, self.θ, values["θ"][0])
+        torch._foreach_copy_(body.params, body.views(new))
+        if body.flat is not None:
+            body.flat.copy_(kept(bad, body.flat, values["p"][0]))
+
+
+class BoundBody:
+    """A stack on its surface."""
+
+    def __init__(self, body: Moving, name: tuple[int, torch.Tensor], ω: Any) -> None:
+        self.body, self.name = body, name
+        surface = body.surface
+        self.θ = body.gather(body.params)
+        self.g = body.gather([x.grad for x in body.params if x.grad is not None])
+        if isinstance(ω, torch.Tensor) or ω != 0:
+            self.g = self.g + ω * self.θ
+        x = surface.follow(self.θ, body.q, body.eps) if surface.slack else surface.lift(self.θ)
+        self.carried = Carried(surface, x, body.p, surface.lift(self.g), None, 1, self.noise)
+        self.update = self.carried.update
+
+    def noise(self, target: str, draw: int) -> torch.Tensor:
+        body = self.body
+        R = body.drawn[target, 0].draw(*self.name, draw).view(body.shapes[target])
+        return R if body.surface.slack else body.surface.lift(R)
+
+    def square(self) -> torch.Tensor:
+        self.carried.tighten()
+        assert self.carried.m is not None
+        return self.carried.m.square().sum()
+
+    def land(self, bad: torch.Tensor) -> None:
+        """Write points, momenta and parameters, unless a gradient is bad."""
+        body, carried = self.body, self.carried
+        carried.tighten()
+        if body.surface.slack:
+            body.q.copy_(kept(bad, body.q, carried.x))
+        if body.p is not None and carried.m is not None:
+            body.p.copy_(kept(bad, body.p, carried.m))
+        values = kept(bad, self.θ, body.surface.lower(carried.x, body.shape))
+        torch._foreach_copy_(body.params, list(values))
