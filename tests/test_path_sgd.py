@@ -55,7 +55,7 @@ def test_rescaled_networks_stay_equivalent(name):
     # in the coordinates √γ θ nothing changes under a rescaling, noise and momenta included
     model = network()
     twin = measure.rescale(model, seed=3, spread=1e3)
-    assert float((model[0].weight / twin[0].weight).abs().max()) > 10
+    assert (model[0].weight / twin[0].weight).abs().max().item() > 10
     lr = 0.02
     for net in (model, twin):
         train(net, tether.Optimizer(net, lr=lr, metric=tether.Path(), **FIELDS[name]), 100)
