@@ -281,6 +281,7 @@ def test_killed_at_any_moment_and_resumed_the_numbers_are_the_same(tmp_path):
         if int(line) >= 100 and parts.exists():
             os.kill(process.pid, signal.SIGKILL)
             break
+    process.stdout.close()
     process.wait(timeout=60)
     assert not (tmp_path / "parts.pt.end").exists()
     assert 0 < torch.load(parts, weights_only=True)["step"] < 400

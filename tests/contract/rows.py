@@ -68,8 +68,8 @@ ROWS = {
     "sphere_cola_ud": cola(methods.sphere_cola_ud),
     "orthogonal_cola_od": cola(methods.orthogonal_cola_od),
     "orthogonal_cola_ud": cola(methods.orthogonal_cola_ud),
-    # fast are the last layers of the models here: 2, third, c and outer
-    "multirate_sgd": Row(methods.multirate_sgd, {"fast": "[2tco]*", "k": 3}, noisy=False),
+    # fast are the last layers of the models here: 2 and 4, third, c and outer
+    "multirate_sgd": Row(methods.multirate_sgd, {"fast": "[24tco]*", "k": 3}, noisy=False),
     "random_subset": Row(methods.random_subset, {"k": 3}, noisy=False, trains_at=0.05),
     "composite_sgd": Row(methods.composite_sgd, {"k": 3}, noisy=False),
     "path_sgd": path(),
