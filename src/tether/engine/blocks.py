@@ -17,6 +17,7 @@ from tether import native
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.flat import Flat, gathered
 from tether.engine.interpreter import in_pieces
+from tether.engine.pieces import WHOLE, Whole
 from tether.engine.programs import Program
 from tether.engine.sums import Scalar, per_replica
 from tether.letters import Letter
@@ -65,25 +66,34 @@ class Block:
     ξ: torch.Tensor | None = None
 
     def __init__(
-        self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool, lanes: Lanes
+        self,
+        owners: Tensors,
+        names: list[str],
+        state: Mapping[torch.Tensor, Any],
+        momenta: bool,
+        lanes: Lanes,
+        cut: Whole = WHOLE,
     ) -> None:
-        self.params, self.names, self.lanes, self.rows = params, names, lanes, lanes.rows
+        self.owners, self.cut, self.share = owners, cut, cut.share
+        self.params = params = cut.tensors(owners)
+        self.names, self.lanes, self.rows = names, lanes, lanes.rows
         self.everything = list(range(len(params)))
-        self.sizes = [p.numel() for p in params]
+        self.sizes, self.counts = [p.numel() for p in params], cut.counts(owners)
         self.offsets, self.total = [], 0
         for size in self.sizes:
             self.offsets.append(self.total)
             self.total += -(-size // ALIGN) * ALIGN
         self.dtype, self.device = params[0].dtype, params[0].device
-        self.kernel = native.serves(self.dtype, self.device)
+        self.kernel = native.serves(self.dtype, self.device) and cut.contiguous
         self.momenta: Tensors = []
         if momenta:
             self.momenta = self.views(torch.zeros(self.total, dtype=self.dtype, device=self.device))
-            for param, view in zip(params, self.momenta, strict=True):
-                if "momentum" in state[param]:
-                    view.copy_(state[param]["momentum"])
-                state[param]["momentum"] = view
-        self.kept = Owned(params, state, {"momentum": self.momenta} if momenta else {})
+            for owner, view in zip(owners, self.momenta, strict=True):
+                if "momentum" in state[owner]:
+                    view.copy_(cut.read(state[owner]["momentum"], view))
+                state[owner]["momentum"] = cut.keep(view)
+        kept = {"momentum": [state[owner]["momentum"] for owner in owners]} if momenta else {}
+        self.kept = Owned(owners, state, kept)
         self.held = native.Held(params, self.dtype, self.sizes)
         self.drawn: Normals | None = None
         self.first: dict[int, torch.Tensor] = {}
@@ -97,18 +107,18 @@ class Block:
 
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
-        grads = [param.grad for param in self.params]
+        grads = self.cut.gradients(self.owners) if self.cut.sharded else [param.grad for param in self.owners]
         if resting:
             grads = [still(grad, resting) for grad in grads]
         self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]
         self.live = bool(self.g) or not gradient
         self.complete = len(self.g) == len(grads) or not gradient
-        self.θ, self.p, self.degrees = self.params, self.momenta, sum(self.sizes) // self.rows
+        self.θ, self.p, self.degrees = self.params, self.momenta, sum(self.counts) // self.rows
         self.active = self.everything
         if not self.complete:
             self.active = [i for i, g in enumerate(grads) if g is not None]
             self.θ, self.p = self.pick(self.params), self.pick(self.momenta)
-            self.degrees = sum(self.pick(self.sizes)) // self.rows
+            self.degrees = sum(self.pick(self.counts)) // self.rows
         if (type(weight_decay) is not float or weight_decay) and self.g and gradient:
             self.g = decayed(self.g, self.θ, weight_decay)
         self.waiting: list[Program] = []
@@ -181,7 +191,8 @@ class Block:
 
     def places(self, which: list[int]) -> tuple[native.Layout, Any, tuple[str, ...]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
-        layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
+        counts = [self.sizes[i] // self.rows for i in which]
+        layout = native.Layout(counts, self.rows, self.lanes.numbers, self.cut.first(which))
         momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
         return layout, momenta, tuple([self.names[i] for i in which])
 
@@ -210,7 +221,8 @@ class Block:
         """Normals for the tensors that move, a row for each replica."""
         if self.drawn is None:
             sizes = (self.sizes, self.offsets, self.total)
-            self.drawn = Normals(self.names, *sizes, self.dtype, self.device, self.rows, self.lanes.numbers)
+            rest = self.dtype, self.device, self.rows, self.lanes.numbers
+            self.drawn = self.cut.normals(self.names, [x.shape for x in self.params], sizes, rest)
         return gathered(self.pick(self.views(self.drawn.draw(*self.name, draw))), self.rows)
 
 

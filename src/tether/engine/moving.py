@@ -6,7 +6,6 @@ kernel does not know, is carried by the surface's own maps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from tether import native
 from tether.engine.blocks import Lanes, Owned, decayed, still
 from tether.engine.carried import Carried, spread
 from tether.engine.commit import NOTED, Write, write
+from tether.engine.pieces import WHOLE, Whole
 from tether.engine.placed import Stack, replaced
 from tether.engine.programs import Moves, Program
 from tether.letters import Letter
@@ -37,14 +37,16 @@ class Moving(Stack):
 
     def __init__(
         self,
-        params: Tensors,
+        owners: Tensors,
         names: list[str],
         state: Mapping[torch.Tensor, Any],
         momenta: bool,
         lanes: Lanes,
         surface: Surface,
+        cut: Whole = WHOLE,
     ) -> None:
-        super().__init__(params, names, surface, lanes)
+        super().__init__(owners, names, surface, lanes, cut)
+        params = self.params
         self.q = self.point(state)
         around = self.surface.embed(self.q)
         along = self.surface.tangent(self.q, torch.zeros_like(around))
@@ -57,9 +59,9 @@ class Moving(Stack):
         if self.surface.slack:
             self.q = self.q.contiguous()
             for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
-                state[owner]["point"] = share
+                state[owner]["point"] = cut.keep(share)
         own = [key for key in ("momentum", "point") if key in state[self.owners()[0]]]
-        self.kept = Owned(params, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
+        self.kept = Owned(owners, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
         if isinstance(self.kernel, native.Bounded):
             self.all_rows = self.kernel.times(self.rows)
@@ -70,7 +72,7 @@ class Moving(Stack):
             self.results = [self.scattered(self.out, params)]
             if self.p is not None and self.moved is not None:
                 self.results.append(write(self.p.copy_, self.moved))
-        self.each = (1 if self.joint else len(params)) * self.surface.dimension(self.shape)
+        self.each = (1 if self.joint else len(params)) * self.surface.dimension(cut.shape(self.shape))
         self.g0: torch.Tensor | None = None
 
     def momenta(self, along: torch.Tensor, names: list[str], state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
@@ -78,10 +80,11 @@ class Moving(Stack):
         p = torch.zeros_like(along) if self.surface.slack else self.like_gradients()
         for owner, name, share in zip(self.owners(), names, self.shares(p), strict=False):
             if "momentum" in state[owner]:
-                if state[owner]["momentum"].shape != share.shape:
-                    raise replaced(name, owner, "momentum", state[owner]["momentum"])
-                share.copy_(state[owner]["momentum"])
-            state[owner]["momentum"] = share
+                saved = state[owner]["momentum"]
+                if tuple(saved.shape) != self.cut.shape(share.shape):
+                    raise replaced(name, owner, "momentum", saved)
+                share.copy_(self.cut.read(saved, share))
+            state[owner]["momentum"] = self.cut.keep(share)
         return p
 
     def like_gradients(self) -> torch.Tensor:
@@ -95,7 +98,7 @@ class Moving(Stack):
 
     def begin(self, weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take points and gradients as they are now; parameters without a gradient stand still."""
-        grads = [param.grad for param in self.params]
+        grads = self.cut.gradients(self.home) if self.cut.sharded else [param.grad for param in self.home]
         if resting:
             grads = [still(grad, resting) for grad in grads]
         self.grads: Tensors = [g for g in grads if g is not None] if gradient else []
@@ -151,7 +154,7 @@ class Moving(Stack):
     def draw(self, target: str, draw: int, slot: int = 0) -> torch.Tensor:
         """Normals for all owners in one piece; each slot holds until its next draw."""
         if (target, slot) not in self.drawn:
-            self.drawn[target, slot] = self.normals(math.prod(self.shapes[target][1:]))
+            self.drawn[target, slot] = self.normals(self.shapes[target][1:])
         return self.drawn[target, slot].draw(*self.name, draw).view(self.shapes[target])
 
     def seen(self, target: str, draw: int) -> torch.Tensor:

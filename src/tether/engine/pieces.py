@@ -1,0 +1,92 @@
+"""Pieces: what this process holds of the tensors of a body, and what all processes agree on.
+
+On one process every tensor is whole, and this file is all there is. `tether.sharded` has the same two for parameters
+that are spread over several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from tether.noise import Normals
+
+if TYPE_CHECKING:
+    from tether.surfaces import Surface
+
+__all__ = ["WHOLE", "Ranks", "Whole", "local"]
+
+Tensors = list[torch.Tensor]
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor that this process holds: all of them, unless the tensor is sharded."""
+    found: torch.Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return found
+
+
+class Whole:
+    """Tensors that this process holds whole."""
+
+    sharded = False
+    share = 1.0  # of a sum over this process's numbers in the sum over all processes
+    contiguous = True  # does each piece hold consecutive entries of its parameter?
+
+    def tensors(self, params: Tensors) -> Tensors:
+        """The numbers to be moved."""
+        return params
+
+    def gradients(self, params: Tensors) -> list[torch.Tensor | None]:
+        """The gradients of those numbers."""
+        return [param.grad for param in params]
+
+    def read(self, kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """What a tensor of the state holds for this process; `like` is of the shape it must have here."""
+        return kept
+
+    def keep(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of this process as state."""
+        return x
+
+    def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The whole shape of what has this shape here."""
+        return tuple(shape)
+
+    def restricted(self, surface: Surface) -> Surface:
+        """The surface of the numbers held here."""
+        return surface
+
+    def first(self, which: Sequence[int]) -> list[int] | None:
+        """The index in the whole parameter of the first entry of each tensor; None where that is 0."""
+        return None
+
+    def counts(self, params: Tensors) -> list[int]:
+        """How many numbers the whole parameters hold."""
+        return [param.numel() for param in params]
+
+    def normals(
+        self, names: Sequence[str], shapes: Sequence[Sequence[int]], places: tuple[Any, ...], rest: tuple[Any, ...]
+    ) -> Normals:
+        """Normals for tensors of these shapes; `places` are their sizes, offsets and total, `rest` is dtype and so on."""
+        return Normals(names, *places, *rest)
+
+
+WHOLE = Whole()
+
+
+class Ranks(Protocol):
+    """The processes that share the parameters of an optimizer. Every method but `bodies` is called by all of them."""
+
+    def bodies(self, row: Any, chosen: Sequence[tuple[torch.Tensor, str]], momenta: bool) -> list[Any]:
+        """The bodies of a row."""
+
+    def total(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The sums over all processes."""
+
+    def worst(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The largest numbers of all processes."""
+
+    def share(self, param: torch.Tensor) -> float:
+        """The share of this process's sum over a parameter in that of all."""
