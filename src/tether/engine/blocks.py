@@ -74,7 +74,7 @@ class Block:
         lanes: Lanes,
         cut: Whole = WHOLE,
     ) -> None:
-        self.owners, self.cut, self.share = owners, cut, cut.share
+        self.home, self.cut, self.share = owners, cut, cut.share
         self.params = params = cut.tensors(owners)
         self.names, self.lanes, self.rows = names, lanes, lanes.rows
         self.everything = list(range(len(params)))
@@ -88,10 +88,10 @@ class Block:
         self.momenta: Tensors = []
         if momenta:
             self.momenta = self.views(torch.zeros(self.total, dtype=self.dtype, device=self.device))
-            for owner, view in zip(owners, self.momenta, strict=True):
+            for i, (owner, view) in enumerate(zip(owners, self.momenta, strict=True)):
                 if "momentum" in state[owner]:
-                    view.copy_(cut.read(state[owner]["momentum"], view))
-                state[owner]["momentum"] = cut.keep(view)
+                    view.copy_(cut.read(i, state[owner]["momentum"], view))
+                state[owner]["momentum"] = cut.keep(i, view)
         kept = {"momentum": [state[owner]["momentum"] for owner in owners]} if momenta else {}
         self.kept = Owned(owners, state, kept)
         self.held = native.Held(params, self.dtype, self.sizes)
@@ -107,7 +107,7 @@ class Block:
 
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
-        grads = self.cut.gradients(self.owners) if self.cut.sharded else [param.grad for param in self.owners]
+        grads = self.cut.gradients(self.home) if self.cut.sharded else [param.grad for param in self.home]
         if resting:
             grads = [still(grad, resting) for grad in grads]
         self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]

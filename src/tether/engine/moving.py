@@ -58,8 +58,8 @@ class Moving(Stack):
         self.p = self.momenta(along, names, state) if momenta else None
         if self.surface.slack:
             self.q = self.q.contiguous()
-            for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
-                state[owner]["point"] = cut.keep(share)
+            for i, (owner, share) in enumerate(zip(self.owners(), self.shares(self.q), strict=True)):
+                state[owner]["point"] = cut.keep(i, share)
         own = [key for key in ("momentum", "point") if key in state[self.owners()[0]]]
         self.kept = Owned(owners, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
@@ -78,13 +78,13 @@ class Moving(Stack):
     def momenta(self, along: torch.Tensor, names: list[str], state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
         """Momenta at rest, or those of the state, which become views of them."""
         p = torch.zeros_like(along) if self.surface.slack else self.like_gradients()
-        for owner, name, share in zip(self.owners(), names, self.shares(p), strict=False):
+        for i, (owner, name, share) in enumerate(zip(self.owners(), names, self.shares(p), strict=False)):
             if "momentum" in state[owner]:
                 saved = state[owner]["momentum"]
                 if tuple(saved.shape) != self.cut.shape(share.shape):
                     raise replaced(name, owner, "momentum", saved)
-                share.copy_(self.cut.read(saved, share))
-            state[owner]["momentum"] = self.cut.keep(share)
+                share.copy_(self.cut.read(i, saved, share))
+            state[owner]["momentum"] = self.cut.keep(i, share)
         return p
 
     def like_gradients(self) -> torch.Tensor:

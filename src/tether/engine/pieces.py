@@ -42,12 +42,12 @@ class Whole:
         """The gradients of those numbers."""
         return [param.grad for param in params]
 
-    def read(self, kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """What a tensor of the state holds for this process; `like` is of the shape it must have here."""
+    def read(self, i: int, kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """What the state of tensor i holds for this process; `like` is of the shape it must have here."""
         return kept
 
-    def keep(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor of this process as state."""
+    def keep(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of this process as state of tensor i."""
         return x
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -77,7 +77,13 @@ WHOLE = Whole()
 
 
 class Ranks(Protocol):
-    """The processes that share the parameters of an optimizer. Every method but `bodies` is called by all of them."""
+    """The processes that share the parameters of an optimizer. All of them call each method, in the same order."""
+
+    def usable(self, opt: Any) -> Sequence[int] | None:
+        """Are the gradients finite everywhere? None skips the step."""
+
+    def place(self, named: Any, surface: Any, seed: int, lanes: Any) -> list[Any]:
+        """Where parameters start on their surface."""
 
     def bodies(self, row: Any, chosen: Sequence[tuple[torch.Tensor, str]], momenta: bool) -> list[Any]:
         """The bodies of a row."""

@@ -129,7 +129,10 @@ class Stack:
             return self.surface.lift(θ)
         saved = [state.get(owner, {}).get("point") for owner in self.owners()]
         fit = (None if x is None or tuple(x.shape) != self.cut.shape(self.coordinates) else x for x in saved)
-        saved = [None if x is None else self.cut.read(x, θ.new_empty(self.coordinates)).to(self.wide) for x in fit]
+        saved = [
+            None if x is None else self.cut.read(i, x, θ.new_empty(self.coordinates)).to(self.wide)
+            for i, x in enumerate(fit)
+        ]
         if all(x is None for x in saved):
             return self.surface.place(θ)
         new = self.shares(self.surface.place(θ)) if any(x is None for x in saved) else saved

@@ -148,7 +148,7 @@ class Row:
         if self.group["normalised"] and count:
             self.scalars["ε"] = self.scalars["ε"] / count
         if "ξ" in self.word.needs and self.bodies and not self.still:
-            check_thermostat(self.group, self.scalars, self.state, resting)
+            check_thermostat(self.group, self.scalars, self.state, resting, self.ranks)
 
     def make(self, momenta: bool) -> None:
         """The bodies: free tensors by dtype and device, constrained ones by shape."""
@@ -207,7 +207,9 @@ class Row:
     def in_turn(self, beats: tuple[Beat, ...]) -> Generator[torch.Tensor, torch.Tensor, None]:
         """Let the bodies plan these beats; wherever pᵀp is needed, yield that of this process and take that of all."""
         ξ = self.thermostat()
-        found = yield from in_turn(self.bodies, self.composed(beats).pieces, ξ, (self.group["seed"], self.group["step"]))
+        found = yield from in_turn(
+            self.bodies, self.composed(beats).pieces, ξ, (self.group["seed"], self.group["step"])
+        )
         self.scalars["ξ"] = torch.as_tensor(found, dtype=ξ.dtype, device=ξ.device)
 
     def composed(self, beats: tuple[Beat, ...], times: float = 1.0, draw: int = 0) -> Composed:

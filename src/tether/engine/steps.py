@@ -14,8 +14,10 @@ import torch
 from tether import native
 from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
+from tether.engine.pieces import Ranks
 from tether.engine.rows import Row
 from tether.engine.values import noisy
+from tether.rhythms import Rhythm
 from tether.rhythms.waiting import give_back, wait
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ def settle_first(opt: Optimizer) -> None:
 
 def usable(opt: Optimizer) -> Sequence[int] | None:
     """The replicas that rest in this step, for good or for a gradient that is not finite; None skips the step."""
+    if opt.ranks is not None:
+        return opt.ranks.usable(opt)
     groups = opt.param_groups
     grads = [x.grad for group in groups for x in group["params"] if x.grad is not None]
     fine = opt.finite or not grads or native.finite(grads)
@@ -81,8 +85,29 @@ def planned(opt: Optimizer, resting: Sequence[int]) -> list[Write]:
         if row.metric is not None and row.bodies:
             measure(opt, row, found)
     back = held_back(moving, resting) if resting else []
-    writes = [one for row in moving if row.bodies for one in row.rhythm.plan(row)]
+    played = in_step(opt.ranks, moving) if opt.ranks is not None else ()
+    writes: list[Write] = []
+    for row in moving:
+        if row.bodies:
+            writes += row.writes() if row in played else row.rhythm.plan(row)
     return [*writes, *back, *counted(opt)]
+
+
+def in_step(ranks: Ranks, rows: Sequence[Row]) -> list[Row]:
+    """Let all rows with a thermostat plan their words side by side, so that one message carries pᵀp of all of them."""
+    chosen = [row for row in rows if row.bodies and "ξ" in row.word.needs and type(row.rhythm).plan is Rhythm.plan]
+    turns = [row.in_turn(row.rhythm.beats(row)) for row in chosen]
+    known: list[Any] = [None] * len(turns)
+    while turns:
+        asked = []
+        for turn, p2 in zip(turns, known, strict=True):
+            try:
+                asked.append((turn, turn.send(p2)))
+            except StopIteration:
+                pass
+        turns = [turn for turn, _ in asked]
+        known = list(ranks.total(torch.stack([p2.double() for _, p2 in asked]))) if asked else []
+    return chosen
 
 
 def measure(opt: Optimizer, row: Row, found: dict[Any, Any]) -> None:

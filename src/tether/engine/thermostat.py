@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tether.engine.advice import warn
+from tether.engine.pieces import Ranks, local
 
 __all__ = ["ThermostatError", "check_thermostat"]
 
@@ -25,6 +26,7 @@ def check_thermostat(
     size: Mapping[str, Any],
     state: Mapping[torch.Tensor, Any],
     resting: Sequence[int] = (),
+    ranks: Ranks | None = None,
 ) -> None:
     """Raise unless the letters C and E can follow the thermostat of a part with this step size.
 
@@ -44,7 +46,7 @@ def check_thermostat(
     strong = h * ξ
     for x, bound in ((fast, FASTEST), (strong, STRONGEST)):
         if not (x.abs().amax() if isinstance(x, torch.Tensor) else abs(x)) <= bound:
-            _look_closer(group, size, state, resting, fast, strong)
+            _look_closer(group, size, state, resting, fast, strong, ranks)
             return
 
 
@@ -55,11 +57,15 @@ def _look_closer(
     resting: Sequence[int],
     fast: Any,
     strong: Any,
+    ranks: Ranks | None,
 ) -> None:
     """Some bound is passed: is it that of a replica that moves, and must the step be refused?"""
     numbers = (torch.as_tensor(x, dtype=torch.float64) for x in (fast, strong, size["σ"], size["ω"], size["lr"]))
     fast, strong, σ, ω, h = torch.broadcast_tensors(*numbers)
-    driven = (strong < -STRONGEST) & (_moving(group["params"], state, strong) | (σ != 0) | (ω != 0))
+    moving = _moving(group["params"], state, strong)
+    if ranks is not None:  # all must come to the same decision
+        moving = ranks.worst(moving.double()) > 0
+    driven = (strong < -STRONGEST) & (moving | (σ != 0) | (ω != 0))
     bad = (~(fast <= FASTEST) | driven | (strong < -FURTHEST) | ~strong.isfinite()) & (h != 0)
     stuck = strong > STRONGEST
     if bad.dim():
@@ -82,8 +88,8 @@ def _moving(params: Sequence[torch.Tensor], state: Mapping[torch.Tensor, Any], l
     found = torch.zeros_like(like, dtype=torch.bool)
     for param in params:
         for x in (param.grad, state.get(param, {}).get("momentum")):
-            if x is not None and x.numel():
-                found |= (x != 0).reshape(max(like.numel(), 1), -1).any(1).view(like.shape).to(like.device)
+            if x is not None and local(x).numel():
+                found |= (local(x) != 0).reshape(max(like.numel(), 1), -1).any(1).view(like.shape).to(like.device)
     return found
 
 
