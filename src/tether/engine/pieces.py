@@ -69,7 +69,7 @@ class Whole:
     def normals(
         self, names: Sequence[str], shapes: Sequence[Sequence[int]], places: tuple[Any, ...], rest: tuple[Any, ...]
     ) -> Normals:
-        """Normals for tensors of these shapes; `places` are their sizes, offsets and total, `rest` is dtype and so on."""
+        """Normals for tensors of these shapes; `places` are sizes, offsets and total, `rest` is dtype and so on."""
         return Normals(names, *places, *rest)
 
 
@@ -96,3 +96,9 @@ class Ranks(Protocol):
 
     def share(self, param: torch.Tensor) -> float:
         """The share of this process's sum over a parameter in that of all."""
+
+    def violation(self, row: Any, moving: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:
+        """The largest violation of these parameters of a row, on all processes."""
+
+    def block(self, param: torch.Tensor) -> tuple[slice, ...]:
+        """What this process holds of a parameter, as an index of the whole."""

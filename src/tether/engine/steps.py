@@ -7,6 +7,7 @@ interrupt included, parameters and state are those before the step or those afte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,10 +102,8 @@ def in_step(ranks: Ranks, rows: Sequence[Row]) -> list[Row]:
     while turns:
         asked = []
         for turn, p2 in zip(turns, known, strict=True):
-            try:
+            with suppress(StopIteration):
                 asked.append((turn, turn.send(p2)))
-            except StopIteration:
-                pass
         turns = [turn for turn, _ in asked]
         known = list(ranks.total(torch.stack([p2.double() for _, p2 in asked]))) if asked else []
     return chosen

@@ -45,8 +45,9 @@ def admit_sharded(name: str, param: Any, surface: Surface | Free, metric: Any, r
             f"{metric!r} measures the whole network, and {name!r} is sharded: leave the model whole and use DDP"
         )
     if isinstance(surface, Surface) and not by_pieces(param, surface):
-        if surface.slack or surface.together or len(surface.coordinates(param.shape)) != 2:
-            cure = "cut it by rows, Shard(0)" if len(surface.coordinates(param.shape)) == 2 else "leave it whole"
+        matrix = len(surface.coordinates(param.shape)) == 2
+        if surface.slack or surface.together or not matrix:
+            cure = "cut it by rows, Shard(0)" if matrix and not surface.together else "leave it whole"
             raise SurfaceError(
                 f"{surface!r} on {name!r}, which is cut along axis {min(cut_dims(param))}: it ties weights of several "
                 f"ranks to each other; {cure}, e.g. fully_shard(model, ignored_params={{...}})"
@@ -92,6 +93,10 @@ class Shared:
             return 1 / self.size
         cut = [n for n, one in zip(param.device_mesh.shape, param.placements, strict=True) if hasattr(one, "dim")]
         return math.prod(cut) / self.size
+
+    def block(self, param: Any) -> tuple[slice, ...]:
+        """What this process holds of a parameter, as an index of the whole."""
+        return piece_of(param).slices if is_sharded(param) else (slice(None),) * param.dim()
 
     def agree(self, what: str, trouble: Exception | None, code: int = 0) -> int:
         """The largest code of all ranks. Where one of them has trouble, all raise."""
@@ -174,6 +179,22 @@ class Shared:
                 stack = Stack(mine, own, surface, lanes, self.cut(mine))
                 placed.append((stack, stack.placed(seed)))
         return placed
+
+    def violation(self, row: Row, moving: Sequence[tuple[str, Any]]) -> torch.Tensor:
+        """The largest violation of these parameters; a matrix that cannot be cut is looked at whole, one at a time."""
+        worst = torch.zeros(1, dtype=torch.float64)
+        surface = row.surface
+        assert isinstance(surface, Surface)
+        for name, param in moving:
+            if by_whole(param, surface):
+                stack = Stack([param.full_tensor()], [name], surface, row.lanes)
+            elif local(param).numel():
+                stack = Stack([param], [name], surface, row.lanes, self.cut([param]))
+            else:
+                continue
+            point = stack.surface.embed(stack.point(row.state), stack.gather(stack.params))
+            worst = torch.maximum(worst, stack.surface.violation(point).double().cpu())
+        return self.worst(worst)
 
 
 def by_whole(param: Any, surface: Surface) -> bool:
