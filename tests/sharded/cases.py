@@ -6,13 +6,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import tether
+import tether.sharded.ranks as check_sharded
+from tether.noise import Normals
+from tether.sharded.pieces import Cut
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
-from rows import ROWS, batch, network  # noqa: E402
+from rows import ROWS, batch, network
 
 STEPS = 20
 METHODS = [name for name, row in ROWS.items() if not row.measured]
@@ -29,7 +36,8 @@ def placed(model, mesh, placements):
 
 def whole(model):
     return {
-        name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone() for name, x in model.named_parameters()
+        name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
+        for name, x in model.named_parameters()
     }
 
 
@@ -107,3 +115,218 @@ def methods(rank, world, chosen):
             found[case] = traceback.format_exc()
             break
     return found
+
+
+# Noise
+
+
+def noise(rank, world):
+    """Are a rank's normals the bits that one process draws for these entries, however a tensor is cut?"""
+    names = ["a", "b", "c", "d"]
+    shapes = [(7, 5), (1, 9), (5, 3, 2, 2), (6,)]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    meshes = {1: init_device_mesh("cpu", (world,))}
+    ways = [(meshes[1], [Shard(0)], names), (meshes[1], [Shard(1)], names[:3])]
+    if world == 4:
+        square = init_device_mesh("cpu", (2, 2))
+        ways += [(square, [Shard(0), Shard(1)], names[:3]), (square, [Replicate(), Shard(0)], names)]
+    for dtype in (torch.float32, torch.float64):
+        rest = dtype, torch.device("cpu")
+        for mesh, placements, used in ways:
+            tensors = [distribute_tensor(torch.zeros(s, dtype=dtype), mesh, placements) for s in shapes[: len(used)]]
+            cut = Cut(tensors, 1.0)
+            own = [x.to_local().numel() for x in tensors]
+            offsets = [sum(own[:i]) for i in range(len(own))]
+            here = [x.to_local().shape for x in tensors]
+            drawn = cut.normals(used, here, (own, offsets, sum(own)), rest).draw(5, 3, 1).split(own)
+            for name, size, x, block, piece in zip(used, sizes, tensors, drawn, cut.pieces, strict=False):
+                whole_one = Normals([name], [size], [0], size, *rest).draw(5, 3, 1).view(x.shape)
+                assert tuple(x.to_local().shape) == piece.sizes
+                assert torch.equal(whole_one[piece.slices].reshape(-1), block), (name, placements)
+    return True
+
+
+# Messages
+
+
+class Counted:
+    """Counts the collectives of torch.distributed and the numbers that they carry."""
+
+    def __enter__(self):
+        self.reduced, self.exchanged = [], []
+        self.own = dist.all_reduce, dist.all_to_all_single
+        dist.all_reduce = lambda x, *a, **k: (self.reduced.append(x.numel()), self.own[0](x, *a, **k))[1]
+        dist.all_to_all_single = lambda out, x, *a, **k: (
+            self.exchanged.append(x.numel()),
+            self.own[1](out, x, *a, **k),
+        )[1]
+        return self
+
+    def __exit__(self, *_):
+        dist.all_reduce, dist.all_to_all_single = self.own
+
+
+def messages(rank, world):
+    """The collectives of one step of several methods."""
+    found = {}
+    for name in ("sgd", "langevin", "adaptive_langevin", "adlala", "circle_cola_ud", "orthogonal_cola_ud"):
+        model = sharded(name, "rows", torch.float64, world)
+        opt = ROWS[name].build(model)
+        for step in range(2):
+            gradients(model, name, step)
+            with Counted() as counted:
+                opt.step()
+        found[name] = counted.reduced, len(counted.exchanged)
+    model = sharded("sgd", "rows", torch.float64, world)
+    parts = [tether.Part("0.*", word="BACDEDCAB"), tether.Part("2.*", word="BAFEFAB")]
+    opt = tether.Optimizer(model, parts, lr=0.05, temperature=1e-3)
+    gradients(model, "sgd", 0)
+    with Counted() as counted:
+        opt.step()
+    found["two thermostats"] = counted.reduced, len(counted.exchanged)
+    return found
+
+
+# Trouble
+
+
+def trouble(rank, world):
+    """One rank has a nan; then one rank has a gradient of another shape. What each rank says, and what has moved."""
+    found = {}
+    model = sharded("adlala", "fsdp", torch.float64, world)
+    opt = ROWS["adlala"].build(model)
+    train(model, opt, "adlala", 2)
+    before = whole(model)
+    gradients(model, "adlala", 2)
+    if rank == 1:
+        model[0].weight.grad.to_local()[0, 0] = float("nan")
+    for how in ("raise", "skip"):
+        opt.on_nonfinite = how
+        try:
+            opt.step()
+            found[how] = opt.skipped
+        except tether.NonFiniteGradient as error:
+            found[how] = str(error)
+    after = whole(model)
+    found["moved"] = max(float((before[key] - after[key]).abs().max()) for key in before)
+    gradients(model, "adlala", 2)
+    original = check_sharded.check_shape
+    if rank == 1:
+
+        def broken(*_):
+            raise ValueError("this rank only")
+
+        check_sharded.check_shape = broken
+    try:
+        opt.step()
+    except (ValueError, RuntimeError) as error:
+        found["one rank"] = str(error)
+    check_sharded.check_shape = original
+    opt.step()
+    return found
+
+
+# Checkpoints
+
+SAVED = ["sgld", "langevin", "adlala", "circle_cola_ud", "sphere_cola_ud", "orthogonal_cola_ud", "random_subset"]
+
+
+def state_of(model, opt):
+    own, state = get_state_dict(model, opt)
+    return {"model": own, "optimizer": state}
+
+
+def save(rank, world, folder):
+    """Ten steps, a checkpoint, ten more; returns where they lead."""
+    found = {}
+    for name in SAVED:
+        model = sharded(name, "fsdp", torch.float64, world)
+        opt = ROWS[name].build(model)
+        train(model, opt, name, 10)
+        dcp.save(state_of(model, opt), checkpoint_id=f"{folder}/{name}")
+        train(model, opt, name, 10, start=10)
+        found[name] = {key: x.numpy() for key, x in whole(model).items()}  # queues share the memory of tensors
+    return found
+
+
+def resume(rank, world, folder, how):
+    """The same from the checkpoint on, on another number of ranks."""
+    found = {}
+    for name in SAVED:
+        model = network(name, dtype=torch.float64, seed=7)
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (world,))) if how == "fsdp" else model
+        opt = ROWS[name].build(model, seed=7)
+        state = state_of(model, opt)
+        dcp.load(state, checkpoint_id=f"{folder}/{name}")
+        set_state_dict(model, opt, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        train(model, opt, name, 10, start=10)
+        found[name] = {key: x.numpy() for key, x in whole(model).items()}  # queues share the memory of tensors
+    return found
+
+
+# Constraints of other optimizers, mixtures, refusals
+
+SURFACES = {
+    "circle": lambda: tether.Circle(0.3),
+    "circles": lambda: tether.Circle(torch.full((8, 1), 0.3, dtype=torch.float64)),
+    "sphere": lambda: tether.Sphere(0.5),
+    "orthogonal": tether.Orthogonal,
+}
+
+
+def constrained(rank, world):
+    """AdamW with constraints, sharded and alone: how far apart after ten steps."""
+    found = {}
+    for key, surface in SURFACES.items():
+        model, alone = sharded("sgd", "fsdp", torch.float64, world), network("sgd", dtype=torch.float64)
+        for one in (model, alone):
+            opt = torch.optim.AdamW(one.named_parameters(), lr=0.01)
+            opt = tether.constrain(opt, {"0.weight": surface()})
+            for step in range(10):
+                gradients(one, "sgd", step)
+                opt.step()
+        first, second = whole(model), whole(alone)
+        far = max(float((first[name] - second[name]).abs().max()) for name in first)
+        W = first["0.weight"]
+        found[key] = far, float(W.abs().max()), float(W.norm(dim=1).max()), float((W.T @ W - torch.eye(3)).abs().max())
+    return found
+
+
+def mixed(rank, world):
+    """A sharded first layer beside a plain second one: how far from one process, with a thermostat over both."""
+    model, alone = network("sgd", dtype=torch.float64), network("sgd", dtype=torch.float64)
+    mesh = init_device_mesh("cpu", (world,))
+    placed(model[0], mesh, cut_rows(mesh))
+    for one in (model, alone):
+        opt = tether.Optimizer(one, word="BACDEDCAB", lr=0.05, temperature=1e-3)
+        train(one, opt, "sgd", STEPS)
+    first, second = whole(model), whole(alone)
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def refused(rank, world):
+    """What is said to those who ask for what cannot be had."""
+    asked = {
+        "path": lambda model: tether.Optimizer(model, lr=0.1, metric=tether.Path()),
+        "level": lambda model: tether.Optimizer(
+            model, [tether.Part("0.weight", on=tether.Level(lambda w: w.square().sum() - 1)), tether.Part("*")], lr=0.1
+        ),
+        "replicas": lambda model: tether.Optimizer(model[0], lr=0.1, batch_dims=1),
+    }
+    found = {}
+    for key, ask in asked.items():
+        try:
+            ask(sharded("sgd", "rows", torch.float64, world))
+        except (ValueError, TypeError) as error:
+            found[key] = str(error)
+    columns = sharded("sphere_cola_ud", "columns", torch.float64, world)
+    try:
+        ROWS["sphere_cola_ud"].build(columns)
+    except ValueError as error:
+        found["sphere"] = str(error)
+    return found
+
+
+def several(rank, world, *jobs):
+    """Some of these, one after the other."""
+    return [globals()[job](rank, world, *arguments) for job, *arguments in jobs]

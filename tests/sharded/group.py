@@ -30,7 +30,9 @@ def entry(rank, world, folder, results, job, arguments):
 def run(world, job, *arguments, seconds=150):
     """What each rank returns, in their order."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tether", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"])
+    context.set_forkserver_preload(
+        ["torch", "tether", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"]
+    )
     results, found, end = context.Queue(), {}, time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         rest = (folder, results, job, arguments)

@@ -14,6 +14,7 @@ from tether.engine.gradients import NonFiniteGradient, check_shape, finite
 from tether.engine.moving import Moving
 from tether.engine.pieces import local
 from tether.engine.placed import Stack
+from tether.sharded.collected import Collected
 from tether.sharded.empty import Empty
 from tether.sharded.gathered import Gathered, gathered_start
 from tether.sharded.pieces import Copied, Cut, cut_dims, is_sharded, piece_of
@@ -179,6 +180,15 @@ class Shared:
                 stack = Stack(mine, own, surface, lanes, self.cut(mine))
                 placed.append((stack, stack.placed(seed)))
         return placed
+
+    def stacks(
+        self, chosen: Sequence[tuple[Any, str]], surface: Surface, lanes: Lanes
+    ) -> tuple[list[Stack], list[Collected]]:
+        """Parameters that `tether.constrain` holds: those that can be cut, and those that owners must assemble."""
+        groups = alike_in(kind_and_shape, chosen)
+        apart = [Collected(mine, surface) for mine, _ in groups if by_whole(mine[0], surface)]
+        rest = [(mine, own) for mine, own in groups if not by_whole(mine[0], surface) and local(mine[0]).numel()]
+        return [Stack(mine, own, surface, lanes, self.cut(mine)) for mine, own in rest], apart
 
     def violation(self, row: Row, moving: Sequence[tuple[str, Any]]) -> torch.Tensor:
         """The largest violation of these parameters; a matrix that cannot be cut is looked at whole, one at a time."""
