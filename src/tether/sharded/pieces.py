@@ -89,9 +89,7 @@ def wrapped(x: torch.Tensor, mesh: Any, placements: Sequence[Any], shape: Sequen
     from torch.distributed.tensor import DTensor
 
     stride = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-    whole = {"shape": torch.Size(shape), "stride": stride}
-    made: torch.Tensor = DTensor.from_local(x, mesh, placements, run_check=False, **whole)
-    return made
+    return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 class Copied(Whole):
@@ -150,4 +148,5 @@ class Cut(Whole):
                 each.append((name, count, start, first))
                 start += count
         labels, counts, starts, firsts = ([one[i] for one in each] for i in range(4))
-        return Normals(labels, counts, starts, total, *rest, first=firsts)
+        dtype, device, rows, lanes = (*rest, 1, None)[:4]
+        return Normals(labels, counts, starts, total, dtype, device, rows, lanes, firsts)
