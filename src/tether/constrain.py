@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from tether.engine.commit import local
 from tether.engine.given import lanes_of, stacked
-from tether.engine.pieces import local
 from tether.engine.placed import Stack, place, stacks, write
 from tether.ensemble.replicas import Replicas
 from tether.optimizer import Optimizer

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import tether
+import tether.sharded
 import tether.sharded.ranks as check_sharded
 from tether.noise import Normals
 from tether.sharded.pieces import Cut, piece_of
@@ -148,18 +149,20 @@ def noise(rank, world):
 
 
 class Counted:
-    """Counts the collectives of torch.distributed and the numbers that they carry."""
+    """Counts the collectives of torch.distributed, the numbers and the bytes that they carry."""
 
     def __enter__(self):
-        self.reduced, self.exchanged = [], []
+        self.reduced, self.exchanged, self.bytes = [], [], 0
         self.own = dist.all_reduce, dist.all_to_all_single
 
         def all_reduce(x, *rest, **more):
             self.reduced.append(x.numel())
+            self.bytes += x.nbytes
             return self.own[0](x, *rest, **more)
 
         def all_to_all_single(out, x, *rest, **more):
             self.exchanged.append(x.numel())
+            self.bytes += x.nbytes
             return self.own[1](out, x, *rest, **more)
 
         dist.all_reduce, dist.all_to_all_single = all_reduce, all_to_all_single
@@ -187,6 +190,27 @@ def messages(rank, world):
     with Counted() as counted:
         opt.step()
     found["two thermostats"] = counted.reduced, len(counted.exchanged)
+    return found
+
+
+def costs(rank, world):
+    """Messages and bytes of a step as they are counted, and as `tether.sharded.cost` has them."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        for word in ("BAOAB", "X"):
+            parts = [
+                tether.Part("*.weight", on=tether.Orthogonal(), word=word),
+                tether.Part("0.bias", word="BACDEDCAB"),
+                tether.Part("*", word="BAFEFAB"),
+            ]
+            model, mesh = network("sgd", dtype=dtype), init_device_mesh("cpu", (world,))
+            rows = tether.sharded.cost(model, parts, mesh, rank=rank)
+            opt = tether.Optimizer(placed(model, mesh, cut_rows(mesh)), parts, lr=0.05, temperature=1e-3)
+            gradients(model, 0)
+            with Counted() as counted:
+                opt.step()
+            messages = len(counted.reduced) + len(counted.exchanged)
+            found.append(((messages, counted.bytes), (sum(x.messages for x in rows), sum(x.bytes for x in rows))))
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from group import run
 
+import tether
 from tether.sharded.pieces import Piece, block_of
 
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5}
@@ -28,13 +29,13 @@ JOBS = ("messages", "trouble", "constrained", "mixed", "refused")
 @cache
 def everything(world):
     """All that the ranks of a group do in this file, in one go; their start takes longer than most of it."""
-    jobs = [("noise",), ("methods", CASES[world]), *([(job,) for job in JOBS] if world == 3 else [])]
+    jobs = [("noise",), ("methods", CASES[world]), ("costs",), *([(job,) for job in JOBS] if world == 3 else [])]
     return run(world, cases.several, *jobs)
 
 
 def result(world, job):
     """What each rank returns for a job."""
-    at = ("noise", "methods", *JOBS).index(job)
+    at = ("noise", "methods", "costs", *JOBS).index(job)
     return [found[at] for found in everything(world)]
 
 
@@ -59,6 +60,24 @@ def test_one_small_message_and_one_more_for_all_thermostats():
             assert found[name] == ([1], 0)
         assert found["two thermostats"] == ([1, 2], 0)
         assert found["orthogonal_cola_ud"] == ([1], 2 * 2)  # two shapes, in and out
+
+
+@pytest.mark.parametrize("world", CASES)
+def test_costs_are_what_is_counted(world):
+    for found in result(world, "costs"):
+        assert len(found) == 4
+        for counted, predicted in found:
+            assert counted == predicted
+
+
+def test_a_cost_by_hand():
+    """Four matrices of 6 × 6 on 3 ranks: blocks of 2 × 6, two matrices for the busiest rank; θ, p, g in, θ, p out."""
+    named = [(f"{i}.weight", torch.empty(6, 6, device="meta")) for i in range(4)]
+    orthogonal, finite = tether.sharded.cost(named, [tether.Part("*", on=tether.Orthogonal(), word="OBA")], 3)
+    assert orthogonal.bytes == 4 * (3 * 4 * 12 + 2 * 2 * 36 + 3)
+    assert orthogonal.messages == 2
+    assert orthogonal.operations == 2 * 1 * 5 * 4 * 6**3
+    assert finite == ("finite gradients", 0.0, 4, 1)
 
 
 def test_a_nan_on_one_rank_is_refused_by_all():

@@ -16,15 +16,9 @@ from tether.noise import Normals
 if TYPE_CHECKING:
     from tether.surfaces import Surface
 
-__all__ = ["WHOLE", "Ranks", "Whole", "local"]
+__all__ = ["WHOLE", "Ranks", "Whole"]
 
 Tensors = list[torch.Tensor]
-
-
-def local(x: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor that this process holds: all of them, unless the tensor is sharded."""
-    found: torch.Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return found
 
 
 class Whole:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tether.engine.pieces import local
+from tether.engine.commit import local
 from tether.engine.placed import Stack, degrees, stacks
 from tether.engine.rows import Row
 from tether.surfaces import Surface

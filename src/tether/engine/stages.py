@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.engine.commit import Write, commit, write
-from tether.engine.pieces import local
+from tether.engine.commit import Write, commit, local, write
 from tether.engine.rows import Row
 from tether.engine.steps import counted, held_back, usable
 

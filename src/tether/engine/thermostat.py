@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tether.engine.advice import warn
-from tether.engine.pieces import Ranks, local
+from tether.engine.commit import local
+from tether.engine.pieces import Ranks
 
 __all__ = ["ThermostatError", "check_thermostat"]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tether.engine.commit import commit, write
-from tether.engine.pieces import local
+from tether.engine.commit import commit, local, write
 from tether.noise import bits
 from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface

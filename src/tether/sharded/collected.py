@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tether.engine.pieces import local
+from tether.engine.commit import local
 from tether.sharded.gathered import wide
 from tether.sharded.owners import Owners
 from tether.sharded.pieces import Cut

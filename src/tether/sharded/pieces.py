@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from tether.engine.pieces import Whole, local
+from tether.engine.commit import local
+from tether.engine.pieces import Whole
 from tether.noise import Normals
 from tether.surfaces import Surface
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from tether.engine.blocks import Block, Lanes
+from tether.engine.commit import local
 from tether.engine.gradients import NonFiniteGradient, check_shape, finite
 from tether.engine.moving import Moving
-from tether.engine.pieces import local
 from tether.engine.placed import Stack
 from tether.sharded.collected import Collected
 from tether.sharded.empty import Empty
