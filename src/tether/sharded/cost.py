@@ -2,18 +2,12 @@
 
 A step of a part of N entries on W ranks, for the rank that has most to do:
 
-=================  ============================================================  ==========================================
-part               operations                                                    messages, and numbers handed to them
-=================  ============================================================  ==========================================
-free, circle,      (2 for each update, 40 for each normal) · N/W                 none
-sphere by rows
-orthogonal, r × s  n/W matrices, for each drift 4rs² an iteration and 4rs² more  two all-to-alls for each shape: (θ, p, g)
-                                                                                 of a rank's blocks, then (θ, p) of its
-                                                                                 matrices and a flag for each rank
-all parts          none                                                          an all-reduce of one number: are the
-                                                                                 gradients finite?
-all thermostats    none                                                          an all-reduce of one number for each
-=================  ============================================================  ==========================================
+- Free, circle, and sphere by rows: for each entry 2 operations for an update and 40 for a normal, N/W entries, no
+  message.
+- Orthogonal, n matrices of r × s: ⌈n/W⌉ matrices, for each drift 4rs² operations an iteration and 4rs² more. Two
+  all-to-alls for each shape: θ, p and g of the rank's blocks, then θ and p of its matrices, with a flag for each rank.
+- All parts together: one all-reduce of one number, which says whether the gradients are finite.
+- All thermostats together: one all-reduce of one number for each.
 """
 
 from __future__ import annotations
