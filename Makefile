@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit sanitize bench bench-constraints bench-replicas bench-multirate bench-path weights finetune format clean
+.PHONY: setup demo test lint types unit sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -58,6 +58,9 @@ bench-multirate: setup
 
 bench-path: setup
 	$(BIN)/python benchmarks/path.py
+
+bench-sharded: setup
+	$(BIN)/python benchmarks/sharded.py
 
 # Without its dependencies: backpack would bring a torchvision that torch's CPU build cannot load.
 bench-measure: setup

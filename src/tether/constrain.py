@@ -13,11 +13,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from tether.engine.commit import local
 from tether.engine.given import lanes_of, stacked
 from tether.engine.placed import Stack, place, stacks, write
 from tether.ensemble.replicas import Replicas
 from tether.optimizer import Optimizer
 from tether.part import matches
+from tether.sharded.collected import Collected
+from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
 __all__ = ["constrain", "decay_groups", "is_constrained", "orthogonal_penalty"]
@@ -32,32 +35,41 @@ class Kept:
     def __init__(self, surface: Surface, params: list[torch.Tensor], names: list[str]) -> None:
         self.surface, self.params, self.names = surface, params, names
         self.lanes = lanes_of(names[0], params[0], int(stacked(params[0])))
+        self.ranks = ranks_of(params)
         self.before: list[tuple[Stack, torch.Tensor]] = []
+        self.apart: list[Collected] = []  # by owners, for no rank holds them whole
 
     @torch.no_grad()
     def remember(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Keep the points at which a step starts: projections follow the normals there."""
         moving = [(p, name) for p, name in zip(self.params, self.names, strict=True) if p.grad is not None]
-        found = stacks([p for p, _ in moving], [name for _, name in moving], self.surface)
-        held = [Stack(mine, labels, self.surface, self.lanes) for mine, labels in found]
+        if self.ranks is None:
+            found = stacks([p for p, _ in moving], [name for _, name in moving], self.surface)
+            held = [Stack(mine, labels, self.surface, self.lanes) for mine, labels in found]
+        else:
+            held, self.apart = self.ranks.stacks(moving, self.surface, self.lanes)
         self.before = [(stack, stack.point(optimizer.state)) for stack in held]
 
     @torch.no_grad()
     def project(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Bring the parameters back onto Σ and the momenta into the tangent space there."""
+        for matrices in self.apart:
+            kinds = [[optimizer.state[param].get(key) for param in matrices.home] for key in MOMENTA]
+            matrices.bring_back([kind for kind in kinds if all(isinstance(m, torch.Tensor) for m in kind)])
         for stack, start in self.before:
             surface = stack.surface
             q = surface.project(surface.embed(start, stack.gather(stack.params)), start)
             stack.scattered(surface.lower(q, stack.shape), stack.params)()
-            for owner, share in zip(stack.owners(), stack.shares(q), strict=True):
+            for i, (owner, share) in enumerate(zip(stack.owners(), stack.shares(q), strict=True)):
                 if surface.slack:
-                    optimizer.state[owner]["point"] = share.clone()
+                    optimizer.state[owner]["point"] = stack.cut.keep(i, share.clone())
             for key in MOMENTA:
-                momenta = [optimizer.state[param].get(key) for param in stack.params]
+                momenta = [optimizer.state[param].get(key) for param in stack.home]
                 if all(isinstance(m, torch.Tensor) for m in momenta):
-                    flat = surface.along(q, surface.lift(stack.gather(momenta)), stack.shape)
-                    stack.scattered(flat, momenta)()
-        self.before = []
+                    here = [local(m) for m in momenta]
+                    flat = surface.along(q, surface.lift(stack.gather(here)), stack.shape)
+                    stack.scattered(flat, here)()
+        self.before, self.apart = [], []
 
 
 KEPT: WeakKeyDictionary[torch.optim.Optimizer, list[Kept]] = WeakKeyDictionary()
@@ -84,7 +96,9 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
     placed = [
         entry
         for held in chosen
-        for entry in place(dict(zip(held.names, held.params, strict=True)), held.surface, 0, held.lanes)
+        for entry in (place if held.ranks is None else held.ranks.place)(
+            dict(zip(held.names, held.params, strict=True)), held.surface, 0, held.lanes
+        )
     ]
     write(placed)
     if type(optimizer) not in copyreg.dispatch_table:  # a class may have a way of its own
@@ -118,6 +132,7 @@ def _choose(
                 raise ValueError(f"{name!r} is constrained already: give each weight one surface, in one call")
             surface, params, names = found
             surface.check(name, param.shape[int(stacked(param)) :])
+            admit_sharded(name, param, surface, None, stacked(param))
             params.append(param)
             names.append(name)
     for where, (_, params, _) in chosen.items():

@@ -28,6 +28,7 @@ from tether.noise import STREAM
 from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
 from tether.rhythms import SHORT, rhythm_of
 from tether.rhythms.waiting import give_back, left_waiting
+from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
 __all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
@@ -124,6 +125,7 @@ class Optimizer(torch.optim.Optimizer):
         self.known_by_parameters = batch_dims is None  # then all must say the same
         self.on_nonfinite, self.reference = on_nonfinite, foreach is False
         self.lanes, self.clock, self.rows = Lanes(), Clock(), []
+        self.ranks = ranks_of(parameters_in(groups))
         self.awakened = self.released = self.alone = False
         self.model = params if isinstance(params, torch.nn.Module) else None
         self.starts: list[tuple[Stack, torch.Tensor]] | None = []  # kept back until every part has been accepted
@@ -164,11 +166,16 @@ class Optimizer(torch.optim.Optimizer):
         added = self.param_groups.pop()
         give_back(left_waiting(added["params"]))
         names, self.lanes = admitted(self, added, surface)
-        row = Row(added, list(names.values()), surface, metric, rhythm, self.lanes, self.state, self.reference)
+        self._share(added["params"])
+        for param, name in names.items():
+            admit_sharded(name, param, surface, metric, self.replicas)
+        rest = self.lanes, self.state, self.reference, self.ranks
+        row = Row(added, list(names.values()), surface, metric, rhythm, *rest)
         check_replicas(added, self.lanes)
         check_together([*self.rows, row])
         if isinstance(surface, Surface):
-            placed = place({name: param for param, name in names.items()}, surface, added["seed"], self.lanes)
+            put = place if self.ranks is None else self.ranks.place
+            placed = put({name: param for param, name in names.items()}, surface, added["seed"], self.lanes)
             if self.starts is None:
                 write(placed)
             else:
@@ -179,6 +186,14 @@ class Optimizer(torch.optim.Optimizer):
         if self.starts is None:
             self._begin(row)
             self._look_at_lr()
+
+    def _share(self, params: Sequence[torch.Tensor]) -> None:
+        """Know the processes that share the parameters; a new group may bring the first sharded one."""
+        if self.ranks is None:
+            self.ranks = ranks_of(params)
+            for row in self.rows:
+                row.ranks = self.ranks
+                row.forget()
 
     @torch.no_grad()
     def _begin(self, row: Row) -> None:
@@ -338,8 +353,9 @@ class Optimizer(torch.optim.Optimizer):
         if "parts" not in state:
             return  # torch, while it loads a state dict
         self.starts, self.rows, self.awakened = None, [], False
+        self.ranks = ranks_of([param for group in self.param_groups for param in group["params"]])
         for group, (surface, metric, rhythm, trained, names) in zip(self.param_groups, state["parts"], strict=True):
-            row = Row(group, names, surface, metric, rhythm, self.lanes, self.state, self.reference)
+            row = Row(group, names, surface, metric, rhythm, self.lanes, self.state, self.reference, self.ranks)
             row.trained = trained
             self.rows.append(row)
             weakref.finalize(self, row.dismiss).atexit = False

@@ -18,6 +18,7 @@ from tether.engine import host
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.flat import Flat, Room, gathered
 from tether.engine.interpreter import in_pieces
+from tether.engine.pieces import WHOLE, Whole
 from tether.engine.programs import Program
 from tether.engine.sums import Scalar, per_replica
 from tether.letters import Letter
@@ -66,26 +67,35 @@ class Block:
     ξ: torch.Tensor | None = None
 
     def __init__(
-        self, params: Tensors, names: list[str], state: Mapping[torch.Tensor, Any], momenta: bool, lanes: Lanes
+        self,
+        owners: Tensors,
+        names: list[str],
+        state: Mapping[torch.Tensor, Any],
+        momenta: bool,
+        lanes: Lanes,
+        cut: Whole = WHOLE,
     ) -> None:
-        self.params, self.names, self.lanes, self.rows = params, names, lanes, lanes.rows
+        self.home, self.cut, self.share = owners, cut, cut.share
+        self.params = params = cut.tensors(owners)
+        self.names, self.lanes, self.rows = names, lanes, lanes.rows
         self.everything = list(range(len(params)))
-        self.sizes = [p.numel() for p in params]
+        self.sizes, self.counts = [p.numel() for p in params], cut.counts(owners)
         self.offsets, self.total = [], 0
         for size in self.sizes:
             self.offsets.append(self.total)
             self.total += -(-size // ALIGN) * ALIGN
         self.dtype, self.device = params[0].dtype, params[0].device
-        self.kernel = native.serves(self.dtype, self.device)
+        self.kernel = native.serves(self.dtype, self.device) and cut.contiguous
         self.momenta: Tensors = []
         self.flat = torch.zeros(self.total, dtype=self.dtype, device=self.device) if momenta else None
         if self.flat is not None:
             self.momenta = self.views(self.flat)
-            for param, view in zip(params, self.momenta, strict=True):
-                if "momentum" in state[param]:
-                    view.copy_(state[param]["momentum"])
-                state[param]["momentum"] = view
-        self.kept = Owned(params, state, {"momentum": self.momenta} if momenta else {})
+            for i, (owner, view) in enumerate(zip(owners, self.momenta, strict=True)):
+                if "momentum" in state[owner]:
+                    view.copy_(cut.read(i, state[owner]["momentum"], view))
+                state[owner]["momentum"] = cut.keep(i, view)
+        kept = {"momentum": [state[owner]["momentum"] for owner in owners]} if momenta else {}
+        self.kept = Owned(owners, state, kept)
         self.held = native.Held(params, self.dtype, self.sizes)
         self.drawn: Normals | None = None
         self.first: dict[int, torch.Tensor] = {}
@@ -103,18 +113,18 @@ class Block:
 
     def begin(self, weight_decay: Scalar, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take the gradients as they are now; tensors without one stand still, unless none is needed."""
-        grads = [param.grad for param in self.params]
+        grads = self.cut.gradients(self.home) if self.cut.sharded else [param.grad for param in self.home]
         if resting:
             grads = [still(grad, resting) for grad in grads]
         self.g = [g if g.dtype is self.dtype else g.to(self.dtype) for g in grads if g is not None]
         self.live = bool(self.g) or not gradient
         self.complete = len(self.g) == len(grads) or not gradient
-        self.θ, self.p, self.degrees = self.params, self.momenta, sum(self.sizes) // self.rows
+        self.θ, self.p, self.degrees = self.params, self.momenta, sum(self.counts) // self.rows
         self.active = self.everything
         if not self.complete:
             self.active = [i for i, g in enumerate(grads) if g is not None]
             self.θ, self.p = self.pick(self.params), self.pick(self.momenta)
-            self.degrees = sum(self.pick(self.sizes)) // self.rows
+            self.degrees = sum(self.pick(self.counts)) // self.rows
         if (type(weight_decay) is not float or weight_decay) and self.g and gradient:
             self.g = decayed(self.g, self.θ, weight_decay)
         self.waiting: list[Program] = []
@@ -189,7 +199,8 @@ class Block:
 
     def places(self, which: list[int]) -> tuple[native.Layout, Any, tuple[str, ...]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
-        layout = native.Layout([self.sizes[i] // self.rows for i in which], self.rows, self.lanes.numbers)
+        counts = [self.sizes[i] // self.rows for i in which]
+        layout = native.Layout(counts, self.rows, self.lanes.numbers, self.cut.first(which))
         momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
         return layout, momenta, tuple([self.names[i] for i in which])
 
@@ -218,7 +229,8 @@ class Block:
         """Normals for the tensors that move, a row for each replica."""
         if self.drawn is None:
             sizes = (self.sizes, self.offsets, self.total)
-            self.drawn = Normals(self.names, *sizes, self.dtype, self.device, self.rows, self.lanes.numbers)
+            rest = self.dtype, self.device, self.rows, self.lanes.numbers
+            self.drawn = self.cut.normals(self.names, [x.shape for x in self.params], sizes, rest)
         found = self.drawn.draw(*self.name, draw)
         if self.values is not None and self.values.room is not None:
             return found.unsqueeze(0)

@@ -72,7 +72,7 @@ def with_every_parameter(packed: dict[str, Any], rows: Sequence[Row]) -> dict[st
     if packed["state"]:
         state = dict(packed["state"])
         for saved, row in zip(packed["param_groups"], rows, strict=True):
-            moving = {param for body in row.made or () for param in body.params}
+            moving = {param for body in row.made or () for param in body.home}
             for i, param in zip(saved["params"], row.group["params"], strict=True):
                 if param in moving:
                     state.setdefault(i, {"step": torch.tensor(float(row.group["step"]))})

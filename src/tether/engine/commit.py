@@ -14,7 +14,7 @@ import torch
 
 from tether import native
 
-__all__ = ["NOTED", "Write", "commit", "write"]
+__all__ = ["NOTED", "Write", "commit", "local", "write"]
 
 Write = partial[Any]
 write = partial
@@ -27,3 +27,9 @@ def commit(writes: Iterable[Write]) -> None:
     for code in list(map(_call, writes)):
         if type(code) is int and code < 0:
             raise native.refused(code)
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor that this process holds, and may write: all of them, unless the tensor is sharded."""
+    found: torch.Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return found

@@ -10,7 +10,7 @@ It takes programs, applies any letter to its tensors, and knows its pᵀp. It wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from tether.engine.sums import coefficients, steady_coefficients
 from tether.letters import LETTERS, Letter, sqrt
 from tether.words import Beat
 
-__all__ = ["FIELDS", "Body", "Composed", "Name", "compose", "in_pieces"]
+__all__ = ["FIELDS", "Body", "Composed", "Name", "compose", "in_pieces", "in_turn"]
 
 Name = tuple[int, int]  # of all draws of a step: seed and step
 FIELDS = ("γ", "τ", "ε", "σ", "N")  # the scalars that stay as they are during a step
@@ -32,6 +32,8 @@ FIELDS = ("γ", "τ", "ε", "σ", "N")  # the scalars that stay as they are duri
 
 class Body(Protocol):
     """What the interpreter needs of the tensors it moves."""
+
+    share: float
 
     def take(self, program: Program, name: Name, ξ: torch.Tensor | None = None) -> None: ...
     def apply(self, letter: Letter, scalars: dict[str, Any], name: Name, draw: int) -> None: ...
@@ -105,13 +107,27 @@ def spelling(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, An
 
 
 def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any, name: Name) -> Any:
-    """Let bodies plan a word piece by piece, with pᵀp of all of them where the thermostat needs it; returns ξ.
+    """Let bodies plan a word piece by piece, with pᵀp of all of them where the thermostat needs it; returns ξ."""
+    turn = in_turn(bodies, pieces, ξ, name)
+    try:
+        p2 = next(turn)
+        while True:
+            p2 = turn.send(p2)
+    except StopIteration as end:
+        return end.value
+
+
+def in_turn(
+    bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any, name: Name
+) -> Generator[torch.Tensor, torch.Tensor, Any]:
+    """The same, which stops wherever it needs pᵀp: it yields that of its bodies and takes that of all processes.
 
     ξ is a plain number, which is faster, or a tensor that nobody looks at.
     """
     for piece in pieces:
         if isinstance(piece, Alone):
-            ξ = alone(piece, bodies, ξ, name)
+            p2 = (yield square_of(bodies)) if "p2" in piece.letter.needs else None
+            ξ = alone(piece, bodies, ξ, name, p2)
             continue
         for changes, updates in groupby(piece.updates, key=lambda update: isinstance(update[1], Formula)):
             if not changes:
@@ -121,15 +137,15 @@ def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any
                 continue
             for _, formula, _ in updates:
                 assert isinstance(formula, Formula)
-                ξ = formula.at(ξ, square_of_all(bodies, ξ) if "p2" in formula.steps else 0.0)
+                ξ = formula.at(ξ, like(ξ, (yield square_of(bodies))) if "p2" in formula.steps else 0.0)
     return ξ
 
 
-def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name) -> Any:
+def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name, p2: torch.Tensor | None) -> Any:
     """A letter that is no part of a program; returns ξ."""
     letter, known = piece.letter, {**piece.scalars, "ξ": ξ}
-    if "p2" in letter.needs:
-        known["p2"] = square_of_all(bodies, ξ)
+    if p2 is not None:
+        known["p2"] = like(ξ, p2)
     if letter.changes == ("ξ",):
         return letter.map(*[known[s] for s in letter.needs])
     for body in bodies:
@@ -137,8 +153,12 @@ def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name) -> Any:
     return ξ
 
 
-def square_of_all(bodies: Sequence[Body], ξ: Any) -> Any:
-    """pᵀp of all bodies, as a number where ξ is one."""
-    found = [body.square() for body in bodies]
-    p2 = sum([x.to(found[0].device) for x in found[1:]], found[0])
+def square_of(bodies: Sequence[Body]) -> torch.Tensor:
+    """pᵀp of all bodies; of numbers that several processes hold, this one's share."""
+    found = [body.square() if body.share == 1 else body.square() * body.share for body in bodies]
+    return sum([x.to(found[0].device) for x in found[1:]], found[0])
+
+
+def like(ξ: Any, p2: torch.Tensor) -> Any:
+    """pᵀp, as a number where ξ is one."""
     return p2.item() if isinstance(ξ, float) else p2.to(ξ.device, ξ.dtype)

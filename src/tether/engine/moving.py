@@ -6,7 +6,6 @@ kernel does not know, is carried by the surface's own maps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from tether.engine.blocks import Lanes, Owned, decayed, still
 from tether.engine.carried import Carried, spread
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.flat import kept
+from tether.engine.pieces import WHOLE, Whole
 from tether.engine.placed import Stack, replaced
 from tether.engine.programs import Moves, Program
 from tether.letters import Letter
@@ -39,14 +39,16 @@ class Moving(Stack):
 
     def __init__(
         self,
-        params: Tensors,
+        owners: Tensors,
         names: list[str],
         state: Mapping[torch.Tensor, Any],
         momenta: bool,
         lanes: Lanes,
         surface: Surface,
+        cut: Whole = WHOLE,
     ) -> None:
-        super().__init__(params, names, surface, lanes)
+        super().__init__(owners, names, surface, lanes, cut)
+        params = self.params
         self.q = self.point(state)
         around = self.surface.embed(self.q)
         along = self.surface.tangent(self.q, torch.zeros_like(around))
@@ -58,10 +60,10 @@ class Moving(Stack):
         self.p = self.momenta(along, names, state) if momenta else None
         if self.surface.slack:
             self.q = self.q.contiguous()
-            for owner, share in zip(self.owners(), self.shares(self.q), strict=True):
-                state[owner]["point"] = share
+            for i, (owner, share) in enumerate(zip(self.owners(), self.shares(self.q), strict=True)):
+                state[owner]["point"] = cut.keep(i, share)
         own = [key for key in ("momentum", "point") if key in state[self.owners()[0]]]
-        self.kept = Owned(params, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
+        self.kept = Owned(owners, state, {key: [state[owner][key] for owner in self.owners()] for key in own})
         self.kernel = self.surface.kernel(self.shape, self.dtype) if native.serves(self.dtype, self.device) else None
         if isinstance(self.kernel, native.Bounded):
             self.all_rows = self.kernel.times(self.rows)
@@ -72,18 +74,19 @@ class Moving(Stack):
             self.results = [self.scattered(self.out, params)]
             if self.p is not None and self.moved is not None:
                 self.results.append(write(self.p.copy_, self.moved))
-        self.each = (1 if self.joint else len(params)) * self.surface.dimension(self.shape)
+        self.each = (1 if self.joint else len(params)) * self.surface.dimension(cut.shape(self.shape))
         self.g0: torch.Tensor | None = None
 
     def momenta(self, along: torch.Tensor, names: list[str], state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
         """Momenta at rest, or those of the state, which become views of them."""
         p = torch.zeros_like(along) if self.surface.slack else self.like_gradients()
-        for owner, name, share in zip(self.owners(), names, self.shares(p), strict=False):
+        for i, (owner, name, share) in enumerate(zip(self.owners(), names, self.shares(p), strict=False)):
             if "momentum" in state[owner]:
-                if state[owner]["momentum"].shape != share.shape:
-                    raise replaced(name, owner, "momentum", state[owner]["momentum"])
-                share.copy_(state[owner]["momentum"])
-            state[owner]["momentum"] = share
+                saved = state[owner]["momentum"]
+                if tuple(saved.shape) != self.cut.shape(share.shape):
+                    raise replaced(name, owner, "momentum", saved)
+                share.copy_(self.cut.read(i, saved, share))
+            state[owner]["momentum"] = self.cut.keep(i, share)
         return p
 
     def like_gradients(self) -> torch.Tensor:
@@ -97,7 +100,7 @@ class Moving(Stack):
 
     def begin(self, weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()) -> None:
         """Take points and gradients as they are now; parameters without a gradient stand still."""
-        grads = [param.grad for param in self.params]
+        grads = self.cut.gradients(self.home) if self.cut.sharded else [param.grad for param in self.home]
         if resting:
             grads = [still(grad, resting) for grad in grads]
         self.grads: Tensors = [g for g in grads if g is not None] if gradient else []
@@ -154,7 +157,7 @@ class Moving(Stack):
     def draw(self, target: str, draw: int, slot: int = 0) -> torch.Tensor:
         """Normals for all owners in one piece; each slot holds until its next draw."""
         if (target, slot) not in self.drawn:
-            self.drawn[target, slot] = self.normals(math.prod(self.shapes[target][1:]))
+            self.drawn[target, slot] = self.normals(self.shapes[target][1:])
         return self.drawn[target, slot].draw(*self.name, draw).view(self.shapes[target])
 
     def seen(self, target: str, draw: int) -> torch.Tensor:

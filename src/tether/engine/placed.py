@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from tether.engine.blocks import Lanes
 from tether.engine.commit import Write
+from tether.engine.pieces import WHOLE, Whole
 from tether.noise import Normals
 from tether.surfaces import Free, Surface, SurfaceError
 
@@ -66,12 +67,16 @@ def write(placed: Iterable[tuple[Stack, torch.Tensor]]) -> None:
 class Stack:
     """Parameters of one shape on a surface; with replicas, all replicas of all of them."""
 
-    def __init__(self, params: Tensors, names: list[str], surface: Surface, lanes: Lanes = PLAIN) -> None:
-        self.params, self.names, self.lanes, self.rows = params, names, lanes, lanes.rows
+    def __init__(
+        self, owners: Tensors, names: list[str], surface: Surface, lanes: Lanes = PLAIN, cut: Whole = WHOLE
+    ) -> None:
+        self.home, self.cut, self.share = owners, cut, cut.share
+        self.params = params = cut.tensors(owners)
+        self.names, self.lanes, self.rows = names, lanes, lanes.rows
         self.joint = surface.together
         shapes = [param.shape[lanes.batched :] for param in params]
         self.shape = (sum(map(math.prod, shapes)),) if self.joint else tuple(shapes[0])
-        self.surface = surface.bind(shapes if self.joint else shapes[:1])
+        self.surface = cut.restricted(surface.bind(shapes if self.joint else shapes[:1]))
         self.dtype, self.device = params[0].dtype, params[0].device
         # Points and momenta of half-precision weights are kept in float32: Σ is thinner than a rounding error there.
         self.wide = torch.float64 if self.dtype is torch.float64 else torch.float32
@@ -101,19 +106,20 @@ class Stack:
 
     def owners(self) -> Tensors:
         """The parameters that hold state: all, or the first for all that g takes together."""
-        return self.params[:1] if self.joint else self.params
+        return self.home[:1] if self.joint else self.home
 
-    def normals(self, size: int, prefix: str = "") -> Normals:
-        """Normals for each owner, `size` numbers for each replica."""
+    def normals(self, shape: Sequence[int], prefix: str = "") -> Normals:
+        """Normals for each owner, a tensor of this shape for each replica."""
         names = [prefix + " ".join(self.names)] if self.joint else [prefix + name for name in self.names]
-        whole = size * self.rows
+        whole = math.prod(shape) * self.rows
         places = ([whole] * len(names), [i * whole for i in range(len(names))], whole * len(names))
-        return Normals(names, *places, self.wide, self.device, self.rows, self.lanes.numbers)
+        rest = self.wide, self.device, self.rows, self.lanes.numbers
+        return self.cut.normals(names, [shape] * len(names), places, rest)
 
     def placed(self, seed: int) -> torch.Tensor:
         """Where the parameters start; random starts are named by the seed and the parameter."""
-        θ, size = self.gather(self.params), math.prod(self.shape)
-        q = self.surface.place(θ, self.normals(size, "place/").draw(seed, 0, 0).view(-1, *self.shape))
+        θ = self.gather(self.params)
+        q = self.surface.place(θ, self.normals(self.shape, "place/").draw(seed, 0, 0).view(-1, *self.shape))
         return torch.where(self.surface.holds(θ, q, self.eps), θ, self.surface.lower(q, self.shape))
 
     def point(self, state: Mapping[torch.Tensor, Any]) -> torch.Tensor:
@@ -122,8 +128,11 @@ class Stack:
         if not self.surface.slack:
             return self.surface.lift(θ)
         saved = [state.get(owner, {}).get("point") for owner in self.owners()]
-        fits = [x is not None and tuple(x.shape) == self.coordinates for x in saved]
-        saved = [x.to(self.device, self.wide) if fit else None for x, fit in zip(saved, fits, strict=True)]
+        fit = (None if x is None or tuple(x.shape) != self.cut.shape(self.coordinates) else x for x in saved)
+        saved = [
+            None if x is None else self.cut.read(i, x, θ.new_empty(self.coordinates)).to(self.device, self.wide)
+            for i, x in enumerate(fit)
+        ]
         if all(x is None for x in saved):
             return self.surface.place(θ)
         new = self.shares(self.surface.place(θ)) if any(x is None for x in saved) else saved

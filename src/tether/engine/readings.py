@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tether.engine.commit import local
 from tether.engine.placed import Stack, degrees, stacks
 from tether.engine.rows import Row
 from tether.surfaces import Surface
@@ -34,8 +35,11 @@ def squares(opt: Optimizer, row: Row) -> Iterator[Squares]:
     named = [(name, x) for name, x in zip(row.names, params, strict=True) if "momentum" in opt.state.get(x, {})]
     sums = []
     for _, x in named:
-        momenta = opt.state[x]["momentum"].detach().double().reshape(lanes.rows, -1)
+        momenta = local(opt.state[x]["momentum"]).detach().double().reshape(lanes.rows, -1)
         sums.append(momenta.square().sum(1).cpu())
+    if row.ranks is not None and named:
+        each = [row.ranks.share(x) * one for (_, x), one in zip(named, sums, strict=True)]
+        sums = list(row.ranks.total(torch.stack(each)))
     if named and getattr(row.surface, "together", False):
         yield Squares("", torch.stack(sums).sum(0), degrees(row.surface, params, lanes))
         return
@@ -65,6 +69,9 @@ def largest_violation(opt: Optimizer) -> Any:
         trained = row.trained if row.slow() else [param.requires_grad for param in row.group["params"]]
         rows = zip(row.names, row.group["params"], trained, strict=True)
         moving = [(name, x) for name, x, yes in rows if yes]
+        if opt.ranks is not None:
+            worst = torch.maximum(worst, opt.ranks.violation(row, moving).cpu())
+            continue
         for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], row.surface):
             stack = Stack(mine, labels, row.surface, opt.lanes)
             point = stack.surface.embed(stack.point(opt.state), stack.gather(mine))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from operator import is_not
 from typing import Any
 
@@ -14,8 +14,9 @@ from tether.engine.blocks import Block, Lanes
 from tether.engine.commit import Write, commit, write
 from tether.engine.flat import kept
 from tether.engine.gradients import check_shape
-from tether.engine.interpreter import FIELDS, Composed, compose, in_pieces
+from tether.engine.interpreter import FIELDS, Composed, compose, in_pieces, in_turn
 from tether.engine.moving import Moving
+from tether.engine.pieces import Ranks
 from tether.engine.placed import replaced, stacks
 from tether.engine.thermostat import check_thermostat
 from tether.engine.values import noisy, symbols, zero
@@ -45,7 +46,9 @@ class Row:
         lanes: Lanes,
         state: Any,
         reference: bool,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks  # that share the parameters; None where this process has them all
         self.group, self.names, self.lanes, self.state = group, list(names), lanes, state
         self.surface, self.metric, self.rhythm, self.reference = surface, metric, rhythm, reference
         self.trained = [param.requires_grad for param in group["params"]]
@@ -57,7 +60,7 @@ class Row:
     def forget(self) -> None:
         """Make bodies and programs anew at the next step: state or parameters are others."""
         self.known: dict[Any, tuple[Any, Any, Composed]] = {}
-        self.made: list[Block | Moving] | None = None
+        self.made: list[Any] | None = None
         self.without: list[torch.Tensor] = []  # parameters that never had a gradient
         self.momenta = False
         self.fields: list[Any] = []
@@ -157,7 +160,7 @@ class Row:
         if self.group["normalised"] and count:
             self.scalars["ε"] = self.scalars["ε"] / count
         if "ξ" in self.word.needs and self.bodies and not self.still:
-            check_thermostat(self.group, self.scalars, self.state, resting, self.readable)
+            check_thermostat(self.group, self.scalars, self.state, resting, self.readable, self.ranks)
 
     def make(self, momenta: bool) -> None:
         """The bodies: free tensors by dtype and device, constrained ones by shape."""
@@ -172,9 +175,12 @@ class Row:
             check_shape(name, param)
         params, names = [param for param, _ in chosen], [name for _, name in chosen]
         rest = self.state, momenta, self.lanes
-        if isinstance(self.surface, Surface):
+        made: list[Any]
+        if self.ranks is not None:
+            made = self.ranks.bodies(self, chosen, momenta)
+        elif isinstance(self.surface, Surface):
             found = stacks(params, names, self.surface)
-            made: list[Block | Moving] = [Moving(mine, own, *rest, self.surface) for mine, own in found]
+            made = [Moving(mine, own, *rest, self.surface) for mine, own in found]
         else:
             alike: dict[Any, tuple[list[torch.Tensor], list[str]]] = {}
             for param, name in chosen:
@@ -197,19 +203,10 @@ class Row:
 
     def play(self, beats: tuple[Beat, ...], times: float = 1.0, bodies: Any = None, draw: int = 0) -> int:
         """Let bodies plan these beats with a step `times` as long; returns the next free draw."""
-        group, scalars = self.group, self.scalars
         bodies = self.bodies if bodies is None else bodies
         if not beats or not bodies:
             return draw
-        before, now = group["previous_lr"], self.values["lr"]
-        if times != 1:
-            before, now = before * times, now * times
-        values = (before, now, draw, *[scalars[s] for s in FIELDS])
-        known = self.known.get(id(beats))  # of the beats themselves, which their word keeps
-        if known is None or known[0] is not beats or not same(known[1], values):
-            how = isinstance(self.surface, Surface), self.reference
-            known = self.known[id(beats)] = (beats, values, compose(beats, (before, now), scalars, draw, *how))
-        composed, name = known[2], (group["seed"], group["step"])
+        composed, name = self.composed(beats, times, draw), (self.group["seed"], self.group["step"])
         whole = composed.whole
         if composed.thermostat:
             self.with_thermostat(composed, bodies, name)
@@ -220,12 +217,39 @@ class Row:
             in_pieces(bodies, composed.pieces, 0.0, name)
         return composed.draw
 
-    def with_thermostat(self, composed: Composed, bodies: Sequence[Any], name: tuple[int, int]) -> None:
-        """The same where ξ takes part: a body that can take all of it does, else all go piece by piece."""
-        ξ, whole = self.scalars["ξ"], composed.whole
+    def in_turn(self, beats: tuple[Beat, ...]) -> Generator[torch.Tensor, torch.Tensor, None]:
+        """Let the bodies plan these beats; wherever pᵀp is needed, yield that of this process and take that of all."""
+        ξ = self.thermostat()
+        start = ξ.item() if self.readable and not ξ.dim() else ξ
+        name = self.group["seed"], self.group["step"]
+        found = yield from in_turn(self.bodies, self.composed(beats).pieces, start, name)
+        self.scalars["ξ"] = torch.as_tensor(found, dtype=ξ.dtype, device=ξ.device)
+
+    def composed(self, beats: tuple[Beat, ...], times: float = 1.0, draw: int = 0) -> Composed:
+        """The beats as programs, kept as long as the fields are what they were."""
+        group, scalars = self.group, self.scalars
+        before, now = group["previous_lr"], self.values["lr"]
+        if times != 1:
+            before, now = before * times, now * times
+        values = (before, now, draw, *[scalars[s] for s in FIELDS])
+        known = self.known.get(id(beats))  # of the beats themselves, which their word keeps
+        if known is None or known[0] is not beats or not same(known[1], values):
+            how = isinstance(self.surface, Surface), self.reference
+            known = self.known[id(beats)] = (beats, values, compose(beats, (before, now), scalars, draw, *how))
+        return known[2]
+
+    def thermostat(self) -> torch.Tensor:
+        """ξ as the step has found it."""
+        ξ = self.scalars["ξ"]
         if not isinstance(ξ, torch.Tensor) or ξ.device != self.group["params"][0].device:  # the model was moved
             self.seed_thermostat()
-            ξ = self.group["thermostat"]
+            self.scalars["ξ"] = self.group["thermostat"]
+        found: torch.Tensor = self.scalars["ξ"]
+        return found
+
+    def with_thermostat(self, composed: Composed, bodies: Sequence[Any], name: tuple[int, int]) -> None:
+        """The same where ξ takes part: a body that can take all of it does, else all go piece by piece."""
+        ξ, whole = self.thermostat(), composed.whole
         if whole is not None and len(bodies) == 1 and bodies[0].kernel is True:
             self.scalars["ξ"] = new = ξ.to(torch.float64, copy=True)
             bodies[0].take(whole, name, new)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.engine.commit import Write, commit, write
+from tether.engine.commit import Write, commit, local, write
 from tether.engine.rows import Row
 from tether.engine.steps import counted, held_back, usable
 
@@ -90,20 +90,20 @@ def snapshot(rows: Sequence[Row]) -> Undo:
     saved = []
     for row in rows:
         for param in row.group["params"]:
-            own = {key: x.clone() for key, x in row.state.get(param, {}).items()}
-            saved.append((row, param, param.detach().clone(), own))
+            own = {key: local(x).clone() for key, x in row.state.get(param, {}).items()}
+            saved.append((row, param, local(param).detach().clone(), own))
     thermostats = [(row.group, row.group["thermostat"]) for row in rows]
 
     def undo(of: Callable[[torch.Tensor], bool]) -> list[Write]:
         writes: list[Write] = []
         chosen = [entry for entry in saved if of(entry[1])]
         for row, param, value, own in chosen:
-            writes.append(write(param.copy_, value))
+            writes.append(write(local(param).copy_, value))
             for key, x in row.state.get(param, {}).items():
                 if key in own:
-                    writes.append(write(x.copy_, own[key]))
+                    writes.append(write(local(x).copy_, own[key]))
                 elif key == "momentum":  # made by this step: at rest
-                    writes.append(write(x.zero_))
+                    writes.append(write(local(x).zero_))
         if len(chosen) == len(saved):
             writes += [write(group.__setitem__, "thermostat", ξ) for group, ξ in thermostats]
         return writes

@@ -7,6 +7,7 @@ interrupt included, parameters and state are those before the step or those afte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +16,12 @@ from tether import native
 from tether.engine import host
 from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
+from tether.engine.pieces import Ranks
 from tether.engine.rows import Row
 from tether.engine.traced import leave
 from tether.engine.values import noisy
 from tether.engine.verdict import Verdict
+from tether.rhythms import Rhythm
 from tether.rhythms.waiting import give_back, wait
 
 if TYPE_CHECKING:
@@ -68,6 +71,8 @@ def usable(opt: Optimizer, wait: bool = True) -> Sequence[int] | None:
 
     Gradients on an accelerator are judged there, and `opt.bad` is the answer, unless the step must `wait` for it.
     """
+    if opt.ranks is not None:
+        return opt.ranks.usable(opt)
     groups = opt.param_groups
     grads = [x.grad for group in groups for x in group["params"] if x.grad is not None]
     fine = opt.finite or not grads or native.finite(grads)
@@ -107,8 +112,27 @@ def planned(opt: Optimizer, resting: Sequence[int]) -> list[Write]:
         if row.metric is not None and row.bodies:
             measure(opt, row, found)
     back = held_back(moving, resting) if resting else []
-    writes = [one for row in moving if row.bodies for one in row.rhythm.plan(row)]
+    played = in_step(opt.ranks, moving) if opt.ranks is not None else ()
+    writes: list[Write] = []
+    for row in moving:
+        if row.bodies:
+            writes += row.writes() if row in played else row.rhythm.plan(row)
     return [*writes, *back, *counted(opt)]
+
+
+def in_step(ranks: Ranks, rows: Sequence[Row]) -> list[Row]:
+    """Let all rows with a thermostat plan their words side by side, so that one message carries pᵀp of all of them."""
+    chosen = [row for row in rows if row.bodies and "ξ" in row.word.needs and type(row.rhythm).plan is Rhythm.plan]
+    turns = [row.in_turn(row.rhythm.beats(row)) for row in chosen]
+    known: list[Any] = [None] * len(turns)
+    while turns:
+        asked = []
+        for turn, p2 in zip(turns, known, strict=True):
+            with suppress(StopIteration):
+                asked.append((turn, turn.send(p2)))
+        turns = [turn for turn, _ in asked]
+        known = list(ranks.total(torch.stack([p2.double() for _, p2 in asked]))) if asked else []
+    return chosen
 
 
 def measure(opt: Optimizer, row: Row, found: dict[Any, Any]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from tether.engine.advice import warn
+from tether.engine.commit import local
+from tether.engine.pieces import Ranks
 
 __all__ = ["ThermostatError", "check_thermostat"]
 
@@ -26,6 +28,7 @@ def check_thermostat(
     state: Mapping[torch.Tensor, Any],
     resting: Sequence[int] = (),
     readable: bool = True,
+    ranks: Ranks | None = None,
 ) -> None:
     """Raise unless the letters C and E can follow the thermostat of a part with this step size.
 
@@ -47,7 +50,7 @@ def check_thermostat(
         return
     for x, bound in ((fast, FASTEST), (strong, STRONGEST)):
         if not (x.abs().amax() if isinstance(x, torch.Tensor) else abs(x)) <= bound:
-            _look_closer(group, size, state, resting, fast, strong)
+            _look_closer(group, size, state, resting, fast, strong, ranks)
             return
 
 
@@ -58,11 +61,15 @@ def _look_closer(
     resting: Sequence[int],
     fast: Any,
     strong: Any,
+    ranks: Ranks | None,
 ) -> None:
     """Some bound is passed: is it that of a replica that moves, and must the step be refused?"""
     numbers = (torch.as_tensor(x, dtype=torch.float64) for x in (fast, strong, size["σ"], size["ω"], size["lr"]))
     fast, strong, σ, ω, h = torch.broadcast_tensors(*numbers)
-    driven = (strong < -STRONGEST) & (_moving(group["params"], state, strong) | (σ != 0) | (ω != 0))
+    moving = _moving(group["params"], state, strong)
+    if ranks is not None:  # all must come to the same decision
+        moving = ranks.worst(moving.double()) > 0
+    driven = (strong < -STRONGEST) & (moving | (σ != 0) | (ω != 0))
     bad = (~(fast <= FASTEST) | driven | (strong < -FURTHEST) | ~strong.isfinite()) & (h != 0)
     stuck = strong > STRONGEST
     if bad.dim():
@@ -85,8 +92,8 @@ def _moving(params: Sequence[torch.Tensor], state: Mapping[torch.Tensor, Any], l
     found = torch.zeros_like(like, dtype=torch.bool)
     for param in params:
         for x in (param.grad, state.get(param, {}).get("momentum")):
-            if x is not None and x.numel():
-                found |= (x != 0).reshape(max(like.numel(), 1), -1).any(1).view(like.shape).to(like.device)
+            if x is not None and local(x).numel():
+                found |= (local(x) != 0).reshape(max(like.numel(), 1), -1).any(1).view(like.shape).to(like.device)
     return found
 
 

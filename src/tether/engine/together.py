@@ -58,8 +58,6 @@ def check_parameter(name: str, param: torch.Tensor, before: Mapping[torch.Tensor
             f"parameter {name!r} is on the meta device and has no values; materialise the model first, "
             "model.to_empty(device='cpu'), and initialise or load it"
         )
-    if hasattr(param, "to_local"):
-        raise TypeError(f"parameter {name!r} is a DTensor; tether does not move sharded parameters yet: use DDP")
     if param in before:
         raise ValueError(f"{before[param]!r} and {name!r} are one tensor: name it once, as named_parameters() does")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 
 if TYPE_CHECKING:
-    from tether.engine.commit import Write
     from tether.engine.rows import Row
+    from tether.words import Beat
 
 __all__ = ["Every"]
 
@@ -42,6 +42,5 @@ class Every(Rhythm):
     def due(self, step: int) -> bool:
         return step % self.every == 0
 
-    def plan(self, row: Row) -> list[Write]:
-        row.play(row.word.on_clock(self.every, self.due(row.group["step"]), self.drift))
-        return row.writes()
+    def beats(self, row: Row) -> tuple[Beat, ...]:
+        return row.word.on_clock(self.every, self.due(row.group["step"]), self.drift)

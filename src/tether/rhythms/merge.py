@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.engine.commit import write
+from tether.engine.commit import local, write
 from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface
 
@@ -68,7 +68,7 @@ class Merge(Rhythm):
         if phase == self.k - 1:
             for body in row.bodies:
                 params = body.pick(body.params)
-                slow = [self.copies(row, param)["slow copy"] for param in params]
+                slow = [local(self.copies(row, owner)["slow copy"]) for owner in body.pick(body.home)]
                 if params:
                     writes += [
                         write(torch._foreach_lerp_, params, slow, 0.5),
@@ -81,9 +81,9 @@ class Merge(Rhythm):
         twins = []
         before: list[Write] = []
         for body in row.bodies:
-            own = [self.copies(row, param) for param in body.pick(body.params)]
-            slow = [state["slow copy"] for state in own]
-            twins.append(body.beside(slow, [state["slow momentum"] for state in own] if body.p else []))
+            own = [self.copies(row, owner) for owner in body.pick(body.home)]
+            slow = [local(state["slow copy"]) for state in own]
+            twins.append(body.beside(slow, [local(state["slow momentum"]) for state in own] if body.p else []))
             before.append(write(torch._foreach_copy_, slow, body.pick(body.params)))
         row.play(row.word.program, times=self.k, bodies=twins, draw=draws)
         return [*before, *[one for twin in twins for one in twin.writes()]]

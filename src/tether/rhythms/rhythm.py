@@ -11,6 +11,7 @@ from tether.words import parse
 if TYPE_CHECKING:
     from tether.engine.commit import Write
     from tether.engine.rows import Row
+    from tether.words import Beat
 
 __all__ = ["Always", "Rhythm", "RhythmError", "one_gradient", "whole_steps"]
 
@@ -54,9 +55,13 @@ class Rhythm:
         """The writes when the part is created."""
         return []
 
+    def beats(self, row: Row) -> tuple[Beat, ...]:
+        """What of its word a part runs in this step."""
+        return row.word.program
+
     def plan(self, row: Row) -> list[Write]:
         """The writes of a step."""
-        row.play(row.word.program)
+        row.play(self.beats(row))
         return row.writes()
 
     def rise(self, row: Row) -> list[Write]:

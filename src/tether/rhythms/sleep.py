@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tether.engine.commit import commit, write
+from tether.engine.commit import commit, local, write
 from tether.noise import bits
 from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface
@@ -66,7 +66,8 @@ class Sleep(Rhythm):
                 rows, numbers, _ = row.lanes
                 named = row.group["seed"], cycle, f"sleep/{name}", rows, numbers
                 words = bits(param.numel() // rows, *named, device=param.device)
-                masks.append((words < self.share * 2**32).view(param.shape))
+                mask = (words < self.share * 2**32).view(param.shape)
+                masks.append(mask if row.ranks is None else mask[row.ranks.block(param)])
             self._known = {key: masks}
         return self._known[key]
 
@@ -101,9 +102,9 @@ class Sleep(Rhythm):
         writes: list[Write] = []
         for (param, mask), own in zip(self.sleepers(row, cycle), self.states(row), strict=True):
             writes += [
-                write(own["held"].copy_, param),
-                write(own["asleep"].copy_, mask),
-                write(param.masked_fill_, mask, 0.0),
+                write(local(own["held"]).copy_, local(param)),
+                write(local(own["asleep"]).copy_, mask),
+                write(local(param).masked_fill_, mask, 0.0),
             ]
         return writes
 
@@ -126,11 +127,12 @@ class Sleep(Rhythm):
         params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
         for param, own in zip(params, self.states(row), strict=True):
             # the mask is computed during the commit, since earlier writes may change who sleeps
-            awake = torch.empty_like(param, dtype=torch.bool)
+            here, held, asleep = local(param), local(own["held"]), local(own["asleep"])
+            awake = torch.empty_like(here, dtype=torch.bool)
             writes += [
-                write(torch.eq, own["asleep"], 0, out=awake),
-                write(torch.where, awake, param, own["held"], out=param),
-                write(own["asleep"].zero_),
+                write(torch.eq, asleep, 0, out=awake),
+                write(torch.where, awake, here, held, out=here),
+                write(asleep.zero_),
             ]
         return writes
 
@@ -138,7 +140,8 @@ class Sleep(Rhythm):
         """Restore sleeping weights that are still 0. If they are not 0, new weights have been loaded already."""
         writes = self.rise(row)
         params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
-        still = [not bool((own["asleep"] * param).any()) for param, own in zip(params, self.states(row), strict=True)]
+        pairs = zip(params, self.states(row), strict=True)
+        still = [not bool((local(own["asleep"]) * local(param)).any()) for param, own in pairs]
         each = len(writes) // max(len(params), 1)
         return [one for i, yes in enumerate(still) if yes for one in writes[i * each : (i + 1) * each]]
 
@@ -152,7 +155,8 @@ class Sleep(Rhythm):
         for param, mask in self.sleepers(row, cycle):
             for x in (param, row.state[param].get("momentum")):
                 if x is not None:
-                    kept.append(write(torch.where, mask, x.detach().clone(), x, out=x))
+                    here = local(x).detach()
+                    kept.append(write(torch.where, mask, here.clone(), here, out=here))
         row.play(row.word.program)
         return [*row.writes(), *kept, *(self.rise(row) if phase == self.nap - 1 else [])]
 
@@ -166,8 +170,8 @@ class Sleep(Rhythm):
         masks = {id(param): mask for param, mask in zip(row.group["params"], self.masks(row, cycle), strict=True)}
         slept: list[Write] = []
         for body, of in longer:
-            for i, param in enumerate(of.pick(of.params)):
-                slept.append(write(torch.where, masks[id(param)], body.θ[i], param, out=param))
+            for i, (param, owner) in enumerate(zip(of.pick(of.params), of.pick(of.home), strict=True)):
+                slept.append(write(torch.where, masks[id(owner)], body.θ[i], param, out=param))
                 if of.p:
-                    slept.append(write(torch.where, masks[id(param)], body.p[i], of.p[i], out=of.p[i]))
+                    slept.append(write(torch.where, masks[id(owner)], body.p[i], of.p[i], out=of.p[i]))
         return [*row.writes(), *slept, *self.to_bed(row, cycle + 1)]

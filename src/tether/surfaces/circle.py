@@ -41,6 +41,12 @@ class Circle(Surface):
     def r(self, q: torch.Tensor) -> torch.Tensor | float:
         return self.radius.to(q) if isinstance(self.radius, torch.Tensor) else self.radius
 
+    def restricted(self, shape: Sequence[int], offset: Sequence[int], sizes: Sequence[int]) -> Circle:
+        if not isinstance(self.radius, torch.Tensor):
+            return self
+        block = tuple(slice(first, first + size) for first, size in zip(offset, sizes, strict=True))
+        return Circle(self.radius.expand(tuple(shape))[block])
+
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | None:
         if isinstance(self.radius, torch.Tensor):
             return None

@@ -41,6 +41,13 @@ class Sphere(Surface):
     def r(self, q: torch.Tensor) -> torch.Tensor | float:
         return self.radius.to(q).unsqueeze(-1) if isinstance(self.radius, torch.Tensor) else self.radius
 
+    def restricted(self, shape: Sequence[int], offset: Sequence[int], sizes: Sequence[int]) -> Sphere | None:
+        if tuple(sizes[1:]) != tuple(shape[1:]):
+            return None
+        if not isinstance(self.radius, torch.Tensor):
+            return self
+        return Sphere(self.radius.expand(shape[0])[offset[0] : offset[0] + sizes[0]], self.slack)
+
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | None:
         if not self.slack:  # then the point is the parameter itself
             return None

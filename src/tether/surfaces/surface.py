@@ -65,6 +65,10 @@ class Surface(ABC):
         """The surface for parameters of these shapes."""
         return self
 
+    def restricted(self, shape: Sequence[int], offset: Sequence[int], sizes: Sequence[int]) -> Surface | None:
+        """The surface of a block of a parameter of this shape; None unless its blocks move independently."""
+        return None
+
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | native.Stiefel | None:
         """What the compiled path needs to know; None if there is no compiled path."""
         return None

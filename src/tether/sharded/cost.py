@@ -1,0 +1,123 @@
+"""Cost: operations, bytes and messages of one step under `fully_shard`, from shapes alone.
+
+A step of a part of N entries on W ranks, for the rank that has most to do:
+
+- Free, circle, and sphere by rows: for each entry 2 operations for an update and 40 for a normal, N/W entries, no
+  message.
+- Orthogonal, n matrices of r × s: ⌈n/W⌉ matrices, for each drift 4rs² operations an iteration and 4rs² more. Two
+  all-to-alls for each shape: θ, p and g of the rank's blocks, then θ and p of its matrices, with a flag for each rank.
+- All parts together: one all-reduce of one number, which says whether the gradients are finite.
+- All thermostats together: one all-reduce of one number for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tether.letters import LETTERS
+from tether.part import DEFAULTS, Part, match
+from tether.sharded.pieces import block_of
+from tether.surfaces import Surface
+from tether.words import Word, parse
+
+__all__ = ["Cost", "cost"]
+
+ITERATIONS = 4  # of an orthogonal drift; a longer step takes more
+NORMAL = 40  # operations for a normal: ten rounds of Philox are shared by four
+
+
+class Cost(NamedTuple):
+    """Of one part, or of what all parts share, in one step of one rank."""
+
+    part: str
+    operations: float
+    bytes: int  # handed to collectives
+    messages: int
+
+
+class Rows(NamedTuple):
+    """A cut by rows, as `fully_shard` makes it."""
+
+    dim: int = 0
+
+
+def cost(
+    model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
+    parts: Sequence[Part],
+    mesh: Any,
+    *,
+    rank: int | None = None,
+    **fields: Any,
+) -> list[Cost]:
+    """Operations, bytes and messages of one step in which all parts move, a row for each part and for what they share.
+
+    Args:
+        model: a module or its named parameters, not sharded yet; on the meta device it takes no memory.
+        parts: the table, as for `tether.Optimizer`.
+        mesh: a mesh of one axis, over which the parameters are cut by rows, or the number of its ranks.
+        rank: whose cost; None is the largest of all ranks, number by number.
+        fields: defaults for the parts, as for `tether.Optimizer`.
+    """
+    ranks = mesh if isinstance(mesh, int) else mesh.size()
+    named = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
+    rows, thermostats = [], []
+    for part, mine in zip(parts, match(named, parts), strict=True):
+        row = part.row({**DEFAULTS, "lr": 0.1, **fields})
+        word, on = parse(row["word"]), row["on"]
+        if word.needs_closure:
+            raise ValueError(f"part {part.where!r}: cost counts words with one gradient a step, not {word.text!r}")
+        thermostats.append(sum("p2" in LETTERS[beat.letter].needs for beat in word.program))
+        params = [param for _, param in mine]
+        chosen = range(ranks) if rank is None else [rank]
+        if not isinstance(on, Surface) or on.restricted((2, 2), (0, 0), (1, 2)) is not None:
+            each = [(by_entry(word, params, ranks, i), 0, 0) for i in chosen]
+        else:
+            each = [by_owners(word, params, ranks, i, on) for i in chosen]
+        operations, sent, messages = (max(one[k] for one in each) for k in range(3))
+        rows.append(Cost(part.where, operations, int(sent), int(messages)))
+    rows.append(Cost("finite gradients", 0.0, 4, 1))
+    if any(thermostats):
+        rows.append(Cost("thermostats", 0.0, 8 * sum(thermostats), max(thermostats)))
+    return rows
+
+
+def held_entries(param: torch.Tensor, ranks: int, rank: int) -> int:
+    """How many entries of a parameter a rank holds."""
+    return math.prod(block_of(param.shape, (ranks,), [Rows()], [rank])[1])
+
+
+def by_entry(word: Word, params: Sequence[torch.Tensor], ranks: int, rank: int) -> float:
+    """Operations of a part whose entries, or rows, move by themselves."""
+    letters = [LETTERS[beat.letter] for beat in word.program]
+    each = sum(2 * len(letter.changes) + NORMAL * ("R" in letter.needs) for letter in letters)
+    return float(each * sum(held_entries(param, ranks, rank) for param in params))
+
+
+def by_owners(
+    word: Word, params: Sequence[torch.Tensor], ranks: int, rank: int, surface: Surface
+) -> tuple[float, int, int]:
+    """Operations, bytes and messages of matrices that their owners move."""
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for param in params:
+        kinds.setdefault((param.dtype, tuple(param.shape)), []).append(param)
+    momenta, count = "p" in word.needs, 0
+    drifts = sum(max(letter.limit.count("A"), 1) for letter in moving(word))
+    operations, sent = 0.0, 0
+    for (dtype, shape), alike in kinds.items():
+        size = 8 if dtype is torch.float64 else 4
+        mine = sum((count + i) % ranks == rank for i in range(len(alike)))
+        count += len(alike)
+        r, s = surface.coordinates(shape)
+        operations += mine * drifts * (ITERATIONS + 1) * 4 * r * s * s
+        sent += size * (2 + momenta) * len(alike) * held_entries(alike[0], ranks, rank)  # θ, p and g of the blocks
+        sent += size * ((1 + momenta) * mine * r * s + ranks)  # θ and p of the matrices, and whether all is well
+    return operations, sent, 2 * len(kinds)
+
+
+def moving(word: Word) -> list[Any]:
+    """The letters of a word that move the parameters."""
+    return [LETTERS[beat.letter] for beat in word.program if LETTERS[beat.letter].moves]
