@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tether
 import tether.sharded
@@ -78,6 +79,10 @@ def sharded(name, how, dtype, world):
     if how == "hsdp":
         mesh = init_device_mesh("cpu", (2, world // 2))
         return placed(model, mesh, cut_rows(mesh))
+    if how == "tensor parallel":
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return fully_shard(model, mesh=mesh["data"])
     mesh = init_device_mesh("cpu", (world,))
     if how == "fsdp":
         return fully_shard(model, mesh=mesh)
@@ -89,7 +94,7 @@ def method(rank, world, name, how, dtype):
     model, alone = sharded(name, how, dtype, world), network(name, dtype=dtype)
     opt, other = ROWS[name].build(model), ROWS[name].build(alone)
     for one, mine in ((model, opt), (alone, other)):
-        train(one, mine, STEPS, real=how == "fsdp")
+        train(one, mine, STEPS, real=how in ("fsdp", "tensor parallel"))
     with opt.awake(), other.awake():
         found, wanted = whole(model), whole(alone)
     far = max(float((found[key] - wanted[key]).abs().max() / wanted[key].abs().max().clamp_min(1e-3)) for key in wanted)

@@ -21,7 +21,8 @@ CASES = {
     2: [(name, "columns", torch.float64) for name in SOME] + [(name, "fsdp", torch.float32) for name in cases.METHODS],
     3: [(name, "rows", torch.float64) for name in cases.METHODS],
     4: [(name, "hsdp", torch.float64) for name in ("adlala", "sphere_cola_ud", "orthogonal_cola_ud", "composite_sgd")]
-    + [(name, "fsdp", torch.float64) for name in ("BAFEFAB", "multirate_sgd", "dhsgd_contractive_heun")],
+    + [(name, "fsdp", torch.float64) for name in ("BAFEFAB", "multirate_sgd", "dhsgd_contractive_heun")]
+    + [(name, "tensor parallel", torch.float64) for name in ("adlala", "circle_cola_ud", "orthogonal_cola_ud")],
 }
 JOBS = ("messages", "trouble", "constrained", "mixed", "refused")
 

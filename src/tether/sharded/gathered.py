@@ -140,7 +140,10 @@ def across(placement: Any) -> Any:
     """The placement of the transposed matrix."""
     from torch.distributed.tensor import Shard
 
-    return Shard(0 if placement.dim else 1)
+    dim = 0 if placement.dim else 1
+    if hasattr(placement, "split_factor"):  # cut by fully_shard after tensor parallelism
+        return type(placement)(dim, split_factor=placement.split_factor)
+    return Shard(dim)
 
 
 class Start:
