@@ -32,7 +32,7 @@ __all__ = ["Plan", "in_numbers", "leave", "plan", "step"]
 SYMBOLS = ("h", "γ", "τ", "ε", "σ", "ω")  # of the numeric fields, in their order
 
 
-class Part(NamedTuple):
+class Traced(NamedTuple):
     """A row: its group, what a step does to it, and its bodies. The graph is guarded by the fields that are numbers."""
 
     group: dict[str, Any]
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 class Plan(NamedTuple):
     """A step: its parts, the step number, and how many steps had a gradient that is not finite."""
 
-    parts: list[Part]
+    parts: list[Traced]
     step: torch.Tensor
     bad: torch.Tensor
 
@@ -102,7 +102,7 @@ def updates_of(row: Row) -> tuple[Any, ...] | None:
     return pieces[0].updates if len(pieces) == 1 and isinstance(pieces[0], Program) else None
 
 
-def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Part:
+def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Traced:
     """A row as part of a plan."""
     group, device = row.group, step.device
     group["step"] = step
@@ -113,7 +113,7 @@ def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Part:
         warm(body, group["seed"], updates)
     free = [body for body in row.bodies if isinstance(body, Block)]
     bound = [body for body in row.bodies if isinstance(body, Moving)]
-    return Part(group, updates, free, bound, symbolic(row), row.values["ω"], before, ξ)
+    return Traced(group, updates, free, bound, symbolic(row), row.values["ω"], before, ξ)
 
 
 def held(group: dict[str, Any], field: str, device: torch.device) -> torch.Tensor:
@@ -182,7 +182,7 @@ def step(plan: Plan) -> None:
     plan.bad.add_(torch.where(bad, 1, 0))
 
 
-def moving(part: Part, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
+def moving(part: Traced, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
     """The bodies of a part after its word, ξ, and h."""
     group, wide = part.group, host.wide(number.device)
     known: dict[str, Any] = {"h′": part.before[0]}
