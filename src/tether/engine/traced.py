@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "in_numbers", "leave", "plan", "step"]
 
+CHOSEN = ("word", "on", "metric", "rhythm", "seed", "stopped", "normalised")
 SYMBOLS = ("h", "γ", "τ", "ε", "σ", "ω")  # of the numeric fields, in their order
 
 
-class Traced(NamedTuple):
+class Planned(NamedTuple):
     """A row: its group, what a step does to it, and its bodies. The graph is guarded by the fields that are numbers."""
 
     group: dict[str, Any]
@@ -40,6 +41,7 @@ class Traced(NamedTuple):
     free: list[Block]
     bound: list[Moving]
     symbols: tuple[str, ...]  # of fields that are tensors, and h
+    fixed: dict[str, Any]  # the other fields, on which the plan depends
     decay: Any
     before: torch.Tensor  # the step size before, and ξ: tensors of one number
     ξ: torch.Tensor | None
@@ -48,7 +50,7 @@ class Traced(NamedTuple):
 class Plan(NamedTuple):
     """A step: its parts, the step number, and how many steps had a gradient that is not finite."""
 
-    parts: list[Traced]
+    parts: list[Planned]
     step: torch.Tensor
     bad: torch.Tensor
 
@@ -102,7 +104,7 @@ def updates_of(row: Row) -> tuple[Any, ...] | None:
     return pieces[0].updates if len(pieces) == 1 and isinstance(pieces[0], Program) else None
 
 
-def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Traced:
+def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Planned:
     """A row as part of a plan."""
     group, device = row.group, step.device
     group["step"] = step
@@ -113,7 +115,10 @@ def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Traced:
         warm(body, group["seed"], updates)
     free = [body for body in row.bodies if isinstance(body, Block)]
     bound = [body for body in row.bodies if isinstance(body, Moving)]
-    return Traced(group, updates, free, bound, symbolic(row), row.values["ω"], before, ξ)
+    symbols = symbolic(row)
+    names = [name for s, name in zip(SYMBOLS, NUMERIC, strict=True) if s not in symbols]
+    fixed = {name: group[name] for name in (*names, *CHOSEN)}
+    return Planned(group, updates, free, bound, symbols, fixed, row.values["ω"], before, ξ)
 
 
 def held(group: dict[str, Any], field: str, device: torch.device) -> torch.Tensor:
@@ -182,10 +187,12 @@ def step(plan: Plan) -> None:
     plan.bad.add_(torch.where(bad, 1, 0))
 
 
-def moving(part: Traced, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
+def moving(part: Planned, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
     """The bodies of a part after its word, ξ, and h."""
     group, wide = part.group, host.wide(number.device)
     known: dict[str, Any] = {"h′": part.before[0]}
+    for field, value in part.fixed.items():  # what is looked at here guards the graph: a change makes a new one
+        assert group[field] == value
     for s, field in zip(SYMBOLS, NUMERIC, strict=True):
         if s in part.symbols:
             known[s] = torch.as_tensor(group[field], dtype=wide, device=number.device)
