@@ -39,7 +39,7 @@ OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", 
 
 @lru_cache
 def untraced() -> Callable[..., Any]:
-    """The step, not traced by torch.compile, which would gain nothing; made late, since this loads torch._dynamo."""
+    """The step as Python runs it, never traced by torch.compile; made late, since this loads torch._dynamo."""
     return torch.compiler.disable(_move)
 
 
@@ -82,7 +82,8 @@ class Optimizer(torch.optim.Optimizer):
         batch_dims: 1 where the parameters hold replicas along their first axis, as those of `tether.Replicas` do: then
             noise, thermostats and surfaces are each replica's own, and a field may be a tensor with a number for each.
         on_nonfinite: ``"raise"`` (nothing moved) or ``"skip"`` the step when a gradient holds inf or nan.
-        foreach: False applies every letter tensor by tensor: slower, the same numbers to rounding. None is True.
+        foreach: False applies every letter as it is written, one by one: slower, the same numbers to rounding. None
+            is True.
         part_fields: defaults for the fields of every part, e.g. ``word="BAOAB", friction=1.0``.
     """
 
@@ -332,17 +333,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         traced.leave(self)
-        own = (
-            "on_nonfinite",
-            "reference",
-            "clock",
-            "replicas",
-            "known_by_parameters",
-            "lanes",
-            "method",
-            "missed",
-            "steady",
-        )
+        own = ["on_nonfinite", "reference", "clock", "replicas", "known_by_parameters", "lanes"]
+        own += ["method", "missed", "steady"]
         parts = [(row.surface, row.metric, row.rhythm, row.trained, row.names) for row in self.rows]
         model = self.model if any(row.metric for row in self.rows) else None
         more = {"parts": parts, "model": model, "released": self.released, "alone": self.alone}

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "in_numbers", "leave", "plan", "step"]
 
+CHOSEN = ("word", "on", "metric", "rhythm", "seed", "stopped", "normalised")
 SYMBOLS = ("h", "γ", "τ", "ε", "σ", "ω")  # of the numeric fields, in their order
 
 
-class TracedPart(NamedTuple):
+class Planned(NamedTuple):
     """A row: its group, what a step does to it, and its bodies. The graph is guarded by the fields that are numbers."""
 
     group: dict[str, Any]
@@ -40,14 +41,16 @@ class TracedPart(NamedTuple):
     free: list[Block]
     bound: list[Moving]
     symbols: tuple[str, ...]  # of fields that are tensors, and h
+    fixed: dict[str, Any]  # the other fields, on which the plan depends
     decay: Any
-    thermostat: bool
+    before: torch.Tensor  # the step size before, and ξ: tensors of one number
+    ξ: torch.Tensor | None
 
 
 class Plan(NamedTuple):
     """A step: its parts, the step number, and how many steps had a gradient that is not finite."""
 
-    parts: list[TracedPart]
+    parts: list[Planned]
     step: torch.Tensor
     bad: torch.Tensor
 
@@ -101,20 +104,31 @@ def updates_of(row: Row) -> tuple[Any, ...] | None:
     return pieces[0].updates if len(pieces) == 1 and isinstance(pieces[0], Program) else None
 
 
-def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> TracedPart:
+def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Planned:
     """A row as part of a plan."""
     group, device = row.group, step.device
-    wide = host.wide(device)
-    if not isinstance(group["previous_lr"], torch.Tensor):
-        group["previous_lr"] = torch.tensor(group["previous_lr"], dtype=wide, device=device)
     group["step"] = step
-    if "ξ" in row.word.needs and group["thermostat"].device != device:
-        row.seed_thermostat()
+    before, ξ = held(group, "previous_lr", device), None
+    if "ξ" in row.word.needs:
+        ξ = held(group, "thermostat", device)
     for body in row.bodies:
         warm(body, group["seed"], updates)
     free = [body for body in row.bodies if isinstance(body, Block)]
     bound = [body for body in row.bodies if isinstance(body, Moving)]
-    return TracedPart(group, updates, free, bound, symbolic(row), row.values["ω"], "ξ" in row.word.needs)
+    symbols = symbolic(row)
+    names = [name for s, name in zip(SYMBOLS, NUMERIC, strict=True) if s not in symbols]
+    fixed = {name: group[name] for name in (*names, *CHOSEN)}
+    return Planned(group, updates, free, bound, symbols, fixed, row.values["ω"], before, ξ)
+
+
+def held(group: dict[str, Any], field: str, device: torch.device) -> torch.Tensor:
+    """A field as a tensor of one number, with the field as its view.
+
+    AOTAutograd of torch 2.13 takes a float64 tensor without dimensions for a constant, and drops what is written to it.
+    """
+    found = torch.as_tensor(group[field], dtype=host.wide(device), device=device).reshape(1).clone()
+    group[field] = found[0]
+    return found
 
 
 def warm(body: Block | Moving, seed: int, updates: tuple[Any, ...]) -> None:
@@ -165,20 +179,20 @@ def step(plan: Plan) -> None:
         still = bad | (h == 0)  # a step of no length moves nothing
         for body in bodies:
             body.land(still)
-        if part.thermostat:
-            old = part.group["thermostat"]
-            old.copy_(kept(still, old, ξ))
-        before = part.group["previous_lr"]
-        before.copy_(torch.where(still, before, h))
+        if part.ξ is not None:
+            part.ξ.copy_(kept(still, part.ξ, ξ))
+        part.before.copy_(kept(still, part.before, h))
         stand = still if part is plan.parts[0] else stand & still
     plan.step.add_(torch.where(stand, 0, 1))
     plan.bad.add_(torch.where(bad, 1, 0))
 
 
-def moving(part: TracedPart, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
+def moving(part: Planned, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
     """The bodies of a part after its word, ξ, and h."""
     group, wide = part.group, host.wide(number.device)
-    known: dict[str, Any] = {"h′": group["previous_lr"]}
+    known: dict[str, Any] = {"h′": part.before[0]}
+    for field, value in part.fixed.items():  # what is looked at here guards the graph: a change makes a new one
+        assert group[field] == value
     for s, field in zip(SYMBOLS, NUMERIC, strict=True):
         if s in part.symbols:
             known[s] = torch.as_tensor(group[field], dtype=wide, device=number.device)
@@ -186,7 +200,7 @@ def moving(part: TracedPart, number: torch.Tensor) -> tuple[list[Any], Any, torc
     name = group["seed"], number
     bodies: list[Any] = [FreeBody(body, name, ω) for body in part.free]
     bodies += [BoundBody(body, name, ω) for body in part.bound]
-    ξ = group["thermostat"] if part.thermostat else 0.0
+    ξ: Any = 0.0 if part.ξ is None else part.ξ[0]
     for symbol, terms, draw in part.updates:
         if isinstance(terms, Formula):
             squares = [body.square().to(ξ) for body in bodies] if "p2" in terms.steps else [0.0]

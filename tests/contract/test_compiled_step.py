@@ -1,0 +1,144 @@
+"""torch.compile(opt.step) with lr as a tensor: the whole step is one graph, and its numbers are the uncompiled ones."""
+
+import copy
+import shutil
+from math import nan
+
+import pytest
+import torch
+from ondevice import fill, tower
+from torch._dynamo.utils import counters
+
+import tether
+from tether import Part
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def word(text, **fields):
+    return lambda model: tether.Optimizer(model, lr=torch.tensor(0.05), word=text, **fields)
+
+
+def on(surface, text="OBA"):
+    parts = [Part("*.weight", on=surface), Part("*")]
+    return lambda model: tether.Optimizer(model, parts, lr=torch.tensor(0.05), word=text, temperature=1e-3)
+
+
+TRACED = {
+    "X": word("X"),
+    "MS": word("MS", weight_decay=1e-2),
+    "BAOAB": word("BAOAB", temperature=1e-3),  # its kick takes the step size before
+    "L": word("L", temperature=1e-3),
+    "BACDEDCA": word("BACDEDCA", temperature=1e-3, coupling=0.1),
+    "normalised": word("BAFEFAB", temperature=1e-3, coupling=torch.tensor(0.1), normalised=True),
+    "circle": on(tether.Circle(1.0)),
+    "sphere": on(tether.Sphere(1.0)),
+    "orthogonal": on(tether.Orthogonal()),
+    "orthogonal, X": on(tether.Orthogonal(), "X"),
+}
+
+
+def backward(model):
+    model.zero_grad()
+    model(torch.linspace(-1, 1, 16).view(2, 8)).square().sum().backward()
+
+
+def both(make, backend, steps=5):
+    """A model moved by a compiled step and one moved by a plain one, with a step size that changes."""
+    model, twin = tower(2), tower(2)
+    opt, other = make(model), make(twin)
+    step = torch.compile(opt.step, backend=backend, fullgraph=True)
+    for i in range(steps):
+        for group in (*opt.param_groups, *other.param_groups):
+            group["lr"].fill_(0.05 / (1 + i))
+        for net, move in ((model, step), (twin, other.step)):
+            backward(net)
+            move()
+    return model, opt, twin, other
+
+
+def assert_equal(model, opt, twin, other):
+    for x, y in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-6, atol=2e-6)
+    for group, same in zip(opt.state_dict()["param_groups"], other.state_dict()["param_groups"], strict=True):
+        assert type(group["step"]) is int
+        assert group["step"] == same["step"]
+        assert group["previous_lr"] == pytest.approx(same["previous_lr"])
+        assert float(group["thermostat"]) == pytest.approx(float(same["thermostat"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_one_graph_and_the_same_numbers(name):
+    found = both(TRACED[name], "aot_eager")
+    assert counters["stats"]["unique_graphs"] == 1
+    assert_equal(*found)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("name", ["BAOAB"])
+def test_inductor(name):
+    found = both(TRACED[name], "inductor", steps=3)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert_equal(*found)
+
+
+def test_a_bad_gradient_moves_nothing_and_is_counted():
+    model, opt, *_ = both(TRACED["BACDEDCA"], "eager")
+    step = torch.compile(opt.step, backend="eager", fullgraph=True)
+    before = [x.detach().clone() for x in (*model.parameters(), opt.param_groups[0]["thermostat"])]
+    fill(model)
+    model[1].bias.grad[0] = nan
+    step()
+    after = [*model.parameters(), opt.param_groups[0]["thermostat"]]
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+    assert opt.skipped == 1
+    assert int(opt.param_groups[0]["step"]) == 5
+    fill(model)
+    with pytest.raises(tether.NonFiniteGradient, match="1 compiled steps"):
+        opt.step()
+    opt.step()
+    assert opt.param_groups[0]["step"] == 6
+
+
+def test_compiled_and_plain_steps_take_turns():
+    model, opt, twin, other = both(TRACED["BAOAB"], "eager")
+    for i in range(4):
+        for net, one in ((model, opt), (twin, other)):
+            backward(net)
+            (torch.compile(one.step, backend="eager") if i % 2 and one is opt else one.step)()
+    assert_equal(model, opt, twin, other)
+    twin, other = copy.deepcopy((model, opt))
+    for net, one in ((model, opt), (twin, other)):
+        backward(net)
+        one.step()
+    assert_equal(model, opt, twin, other)
+
+
+def test_a_changed_temperature_is_obeyed():
+    model, opt, twin, other = both(TRACED["BAOAB"], "eager", steps=2)
+    step = torch.compile(opt.step, backend="eager", fullgraph=True)
+    for temperature in (1e-2, 1e-1, 0.0, 0.5):
+        for net, one, move in ((model, opt, step), (twin, other, other.step)):
+            one.param_groups[0]["temperature"] = temperature
+            backward(net)
+            move()
+    assert_equal(model, opt, twin, other)
+
+
+def test_a_step_of_no_length_moves_nothing():
+    model, opt, *_ = both(word("MS", friction=float("inf")), "eager", steps=2)
+    opt.param_groups[0]["lr"].zero_()
+    before = copy.deepcopy(opt.state_dict())
+    backward(model)
+    torch.compile(opt.step, backend="eager", fullgraph=True)()
+    after = opt.state_dict()
+    assert after["param_groups"][0]["step"] == before["param_groups"][0]["step"] == 2
+    assert all(torch.equal(after["state"][i]["momentum"], before["state"][i]["momentum"]) for i in after["state"])
