@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tether.engine.commit import local
-from tether.sharded.gathered import wide
+from tether.sharded.gathered import width
 from tether.sharded.owners import Owners
 from tether.sharded.pieces import Cut
 from tether.surfaces import Surface
@@ -23,7 +23,7 @@ class Collected:
 
     def __init__(self, params: list[Any], surface: Surface) -> None:
         self.surface, self.shape, self.home = surface, tuple(params[0].shape), params
-        self.blocks, self.owners = Cut(params, 1.0).tensors(params), Owners(params, 0, wide(params[0]))
+        self.blocks, self.owners = Cut(params, 1.0).tensors(params), Owners(params, 0, width(params[0]))
         self.start = [each[0] for each in self.owners.collect([[x] for x in self.blocks])]
 
     def bring_back(self, momenta: Sequence[Tensors]) -> None:

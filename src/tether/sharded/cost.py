@@ -105,7 +105,7 @@ def by_owners(
     for param in params:
         kinds.setdefault((param.dtype, tuple(param.shape)), []).append(param)
     momenta, count = "p" in word.needs, 0
-    drifts = sum(max(letter.limit.count("A"), 1) for letter in moving(word))
+    drifts = sum(max(letter.limit.count("A"), 1) for letter in movers(word))
     operations, sent = 0.0, 0
     for (dtype, shape), alike in kinds.items():
         size = 8 if dtype is torch.float64 else 4
@@ -118,6 +118,6 @@ def by_owners(
     return operations, sent, 2 * len(kinds)
 
 
-def moving(word: Word) -> list[Any]:
+def movers(word: Word) -> list[Any]:
     """The letters of a word that move the parameters."""
     return [LETTERS[beat.letter] for beat in word.program if LETTERS[beat.letter].moves]

@@ -46,12 +46,12 @@ class Gathered:
     ) -> None:
         self.home, self.surface, self.shape, self.cut = owners, surface, tuple(owners[0].shape), Cut(owners, 1.0)
         self.params = self.cut.tensors(owners)
-        self.owners = Owners(owners, start, wide(owners[0]))
+        self.owners = Owners(owners, start, width(owners[0]))
         self.share = len(self.owners.blocks) / size  # as many groups move the same matrices
         self.p = [self.momentum(state[owner], i, names[i]) for i, owner in enumerate(owners)] if momenta else []
         kept = {"momentum": [state[owner]["momentum"] for owner in owners]} if momenta else {}
         self.kept = Owned(owners, state, kept)
-        device = self.params[0].device
+        self.device = device = self.params[0].device
         self.whole = [torch.zeros(self.shape, dtype=owners[0].dtype, device=device) for _ in self.owners.mine]
         own: dict[torch.Tensor, Any] = {x: {} for x in self.whole}
         labels = [names[i] for i in self.owners.mine]
@@ -131,8 +131,8 @@ class Gathered:
         return [write(torch._foreach_copy_, [*self.params, *self.p], [*new, *momenta])]
 
 
-def wide(param: torch.Tensor) -> torch.dtype:
-    """The dtype of points and momenta."""
+def width(param: torch.Tensor) -> torch.dtype:
+    """The dtype of points and momenta of a parameter."""
     return torch.float64 if param.dtype is torch.float64 else torch.float32
 
 
@@ -159,7 +159,7 @@ class Start:
 
 def gathered_start(params: list[Any], names: list[str], surface: Surface, seed: int) -> tuple[Start, torch.Tensor]:
     """Where such matrices start: each owner places its own."""
-    owners, blocks = Owners(params, 0, wide(params[0])), Cut(params, 1.0).tensors(params)
+    owners, blocks = Owners(params, 0, width(params[0])), Cut(params, 1.0).tensors(params)
     found, trouble = owners.collect([[x] for x in blocks]), None
     wholes: list[Tensors] = []
     try:
