@@ -132,7 +132,7 @@ def _choose(
                 raise ValueError(f"{name!r} is constrained already: give each weight one surface, in one call")
             surface, params, names = found
             surface.check(name, param.shape[int(stacked(param)) :])
-            admit_sharded(name, param, surface, None, stacked(param))
+            admit_sharded(name, param, surface, None, stacked(param), state=False)
             params.append(param)
             names.append(name)
     for where, (_, params, _) in chosen.items():

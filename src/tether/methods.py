@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tether.engine.given import bare
 from tether.engine.table import CITATIONS
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
@@ -74,13 +75,17 @@ def cites(source: str, parameters: bool = False) -> Callable[[Method], Method]:
         CITATIONS[name] = source
 
         def build(*args: Any, **kwargs: Any) -> Optimizer:
-            model = args[0] if args else kwargs.get("model")
+            model = bare(args[0] if args else kwargs.get("model"))
             if not parameters and not isinstance(model, torch.nn.Module):
                 got = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
                 raise TypeError(
                     f"{name} looks at the model's layers: pass the module itself, tether.methods.{name}(model, ...); "
                     f"got {got}"
                 )
+            if args:
+                args = (model, *args[1:])
+            else:
+                kwargs = {**kwargs, "model": model} if "model" in kwargs else kwargs
             optimizer = method(*args, **kwargs)
             optimizer.method = name
             return optimizer

@@ -16,7 +16,7 @@ from tether.engine.advice import warn_frozen, warn_unused
 from tether.engine.blocks import Lanes
 from tether.engine.checkpoint import check_checkpoint, take_over, with_every_parameter
 from tether.engine.commit import commit
-from tether.engine.given import param_groups, parameters_in, stacked, unnamed
+from tether.engine.given import bare, param_groups, parameters_in, stacked, unnamed
 from tether.engine.gradients import NonFiniteGradient
 from tether.engine.placed import Stack, place, write
 from tether.engine.readings import largest_violation, temperatures
@@ -121,6 +121,7 @@ class Optimizer(torch.optim.Optimizer):
         state = {"step": 0, "previous_lr": 0.0, "stopped": (), "stream": STREAM}
         defaults = {**DEFAULTS, "where": "*", **part_fields, "lr": lr, "seed": seed, **state}
         check(defaults)
+        params = bare(params)
         groups = param_groups(params, parts, defaults)
         self.replicas = any(map(stacked, parameters_in(groups))) if batch_dims is None else bool(batch_dims)
         self.known_by_parameters = batch_dims is None  # then all must say the same

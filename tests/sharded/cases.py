@@ -188,6 +188,13 @@ def messages(rank, world):
             with Counted() as counted:
                 opt.step()
         found[name] = counted.reduced, len(counted.exchanged)
+    model = sharded("sphere_cola_ud", "columns", torch.float64, world)
+    opt = ROWS["sphere_cola_ud"].build(model)
+    for step in range(2):
+        gradients(model, step)
+        with Counted() as counted:
+            opt.step()
+    found["sphere by columns"] = counted.reduced, len(counted.exchanged)
     model = sharded("sgd", "rows", torch.float64, world)
     parts = [tether.Part("0.*", word="BACDEDCAB"), tether.Part("2.*", word="BAFEFAB")]
     opt = tether.Optimizer(model, parts, lr=0.05, temperature=1e-3)
@@ -209,14 +216,34 @@ def costs(rank, world):
                 tether.Part("*", word="BAFEFAB"),
             ]
             model, mesh = network("sgd", dtype=dtype), init_device_mesh("cpu", (world,))
-            rows = tether.sharded.cost(model, parts, mesh, rank=rank)
+            shapes = [(name, param.detach().clone()) for name, param in model.named_parameters()]
             opt = tether.Optimizer(placed(model, mesh, cut_rows(mesh)), parts, lr=0.05, temperature=1e-3)
             gradients(model, 0)
             with Counted() as counted:
                 opt.step()
+            drifts = counted.reduced.count(3)  # the longest column of an 8 × 3 matrix
+            turns = 2 if word == "BAOAB" else 0
+            iterations = (counted.reduced.count(9) - turns) / drifts
+            rows = tether.sharded.cost(shapes, parts, mesh, rank=rank, iterations=iterations)
             messages = len(counted.reduced) + len(counted.exchanged)
             found.append(((messages, counted.bytes), (sum(x.messages for x in rows), sum(x.bytes for x in rows))))
     return found
+
+
+def ddp(rank, world):
+    """DDP, each rank with its own part of the data, beside one process with all of it: how far apart, and the names."""
+    torch.manual_seed(0)
+    x = torch.randn(4 * world, 3, dtype=torch.float64)
+    model, alone = network("sgd", dtype=torch.float64), network("sgd", dtype=torch.float64)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    parts = [tether.Part("0.weight", on=tether.Orthogonal()), tether.Part("*")]
+    for one, mine in ((wrapped, x[rank::world]), (alone, x)):
+        opt = tether.Optimizer(one, parts, lr=0.05, word="BAOAB", temperature=1e-3)
+        for _ in range(STEPS):
+            opt.zero_grad()
+            one(mine).square().mean().backward()
+            opt.step()
+    return max(float((a - b).abs().max()) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
 
 
 # Trouble
@@ -352,8 +379,9 @@ def refused(rank, world):
         except (ValueError, TypeError) as error:
             found[key] = str(error)
     columns = sharded("sphere_cola_ud", "columns", torch.float64, world)
+    opt = torch.optim.AdamW(columns.named_parameters(), lr=0.01)
     try:
-        ROWS["sphere_cola_ud"].build(columns)
+        tether.constrain(opt, {"0.weight": tether.Sphere()})
     except ValueError as error:
         found["sphere"] = str(error)
     return found

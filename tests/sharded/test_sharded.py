@@ -16,15 +16,13 @@ import tether
 from tether.sharded.pieces import Piece, block_of
 
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5}
-SOME = ["sgld", "adlala", "circle_cola_ud", "orthogonal_cola_od", "orthogonal_cola_ud", "random_subset"]
 CASES = {
-    2: [(name, "columns", torch.float64) for name in SOME] + [(name, "fsdp", torch.float32) for name in cases.METHODS],
+    2: [(name, "columns", torch.float64) for name in cases.METHODS]
+    + [(name, "fsdp", torch.float32) for name in cases.METHODS],
     3: [(name, "rows", torch.float64) for name in cases.METHODS],
-    4: [(name, "hsdp", torch.float64) for name in ("adlala", "sphere_cola_ud", "orthogonal_cola_ud", "composite_sgd")]
-    + [(name, "fsdp", torch.float64) for name in ("BAFEFAB", "multirate_sgd", "dhsgd_contractive_heun")]
-    + [(name, "tensor parallel", torch.float64) for name in ("adlala", "circle_cola_ud", "orthogonal_cola_ud")],
+    4: [(name, how, torch.float64) for how in ("hsdp", "fsdp", "tensor parallel") for name in cases.METHODS],
 }
-JOBS = ("messages", "trouble", "constrained", "mixed", "refused")
+JOBS = ("messages", "ddp", "trouble", "constrained", "mixed", "refused")
 
 
 @cache
@@ -60,7 +58,12 @@ def test_one_small_message_and_one_more_for_all_thermostats():
         for name in ("sgd", "langevin", "circle_cola_ud"):
             assert found[name] == ([1], 0)
         assert found["two thermostats"] == ([1, 2], 0)
-        assert found["orthogonal_cola_ud"] == ([1], 2 * 2)  # two shapes, in and out
+        flag, column, *grams = found["orthogonal_cola_ud"][0]
+        assert (flag, column) == (1, 3)  # 8 × 3, cut along its long side
+        assert set(grams) == {9}
+        assert len(grams) <= 10
+        assert found["orthogonal_cola_ud"][1] == 2  # 1 × 8, in and out
+        assert found["sphere by columns"] == ([1], 4)  # two shapes, in and out
 
 
 @pytest.mark.parametrize("world", CASES)
@@ -79,6 +82,19 @@ def test_a_cost_by_hand():
     assert orthogonal.messages == 2
     assert orthogonal.operations == 2 * 1 * 5 * 4 * 6**3
     assert finite == ("finite gradients", 0.0, 4, 1)
+
+
+def test_a_cost_by_hand_along_the_long_side():
+    """Two matrices of 9 × 2 on 3 ranks: the longest column, 4 Gram matrices, momenta turned after A and O."""
+    named = [(f"{i}.weight", torch.empty(9, 2, device="meta")) for i in range(2)]
+    orthogonal, _ = tether.sharded.cost(named, [tether.Part("*", on=tether.Orthogonal(), word="OBA")], 3)
+    assert orthogonal.bytes == 4 * 2 * (2 + 4 * (4 + 2))
+    assert orthogonal.messages == 1 + 4 + 2
+    assert orthogonal.operations == 2 * 5 * 4 * 3 * 2**2
+
+
+def test_data_parallel_ranks_lead_where_one_process_leads():
+    assert max(result(3, "ddp")) <= 1e-12
 
 
 def test_a_nan_on_one_rank_is_refused_by_all():

@@ -15,9 +15,19 @@ from tether.engine.values import noisy
 from tether.part import Part, match
 from tether.words import parse
 
-__all__ = ["lanes_of", "named", "param_groups", "parameters_in", "stacked", "unnamed"]
+__all__ = ["bare", "lanes_of", "named", "param_groups", "parameters_in", "stacked", "unnamed"]
 
 UNNAMED: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+
+def bare(model: Any) -> Any:
+    """A module without the wrappers of DDP and `torch.compile`, so that globs and noise know its parameters by name."""
+    while isinstance(model, torch.nn.Module) and type(model).__name__ in WRAPPERS:
+        model = getattr(model, WRAPPERS[type(model).__name__])
+    return model
 
 
 def param_groups(params: Any, parts: Sequence[Part] | None, defaults: dict[str, Any]) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ class Moving(Stack):
         for i, (owner, name, share) in enumerate(zip(self.owners(), names, self.shares(p), strict=False)):
             if "momentum" in state[owner]:
                 saved = state[owner]["momentum"]
-                if tuple(saved.shape) != self.cut.shape(share.shape):
+                if tuple(saved.shape) != self.cut.kept_shape(share.shape):
                     raise replaced(name, owner, "momentum", saved)
                 share.copy_(self.cut.read(i, saved, share))
             state[owner]["momentum"] = self.cut.keep(i, share)

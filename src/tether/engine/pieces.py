@@ -45,7 +45,11 @@ class Whole:
         return x
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The whole shape of what has this shape here."""
+        """The whole shape of parameters that have this shape here."""
+        return tuple(shape)
+
+    def kept_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The whole shape of state that has this shape here."""
         return tuple(shape)
 
     def restricted(self, surface: Surface) -> Surface:

@@ -128,7 +128,7 @@ class Stack:
         if not self.surface.slack:
             return self.surface.lift(θ)
         saved = [state.get(owner, {}).get("point") for owner in self.owners()]
-        fit = (None if x is None or tuple(x.shape) != self.cut.shape(self.coordinates) else x for x in saved)
+        fit = (None if x is None or tuple(x.shape) != self.cut.kept_shape(self.coordinates) else x for x in saved)
         saved = [
             None if x is None else self.cut.read(i, x, θ.new_empty(self.coordinates)).to(self.device, self.wide)
             for i, x in enumerate(fit)

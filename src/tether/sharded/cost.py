@@ -4,8 +4,11 @@ A step of a part of N entries on W ranks, for the rank that has most to do:
 
 - Free, circle, and sphere by rows: for each entry 2 operations for an update and 40 for a normal, N/W entries, no
   message.
-- Orthogonal, n matrices of r × s: ⌈n/W⌉ matrices, for each drift 4rs² operations an iteration and 4rs² more. Two
-  all-to-alls for each shape: θ, p and g of the rank's blocks, then θ and p of its matrices, with a flag for each rank.
+- Orthogonal, n weights cut along the short side of their matrices, r × s, or square: ⌈n/W⌉ matrices, for each drift
+  4rs² operations an iteration and 4rs² more. Two all-to-alls for each shape: θ, p and g of the rank's blocks, then θ
+  and p of its matrices, with a flag for each rank.
+- Orthogonal, cut along the long side: the same operations for n/W matrices. For each drift one all-reduce of ns numbers
+  (the longest column), and of ns² for each iteration; with momenta one more after a drift, and after a last kick.
 - All parts together: one all-reduce of one number, which says whether the gradients are finite.
 - All thermostats together: one all-reduce of one number for each.
 """
@@ -51,6 +54,7 @@ def cost(
     mesh: Any,
     *,
     rank: int | None = None,
+    iterations: float = ITERATIONS,
     **fields: Any,
 ) -> list[Cost]:
     """Operations, bytes and messages of one step in which all parts move, a row for each part and for what they share.
@@ -60,6 +64,7 @@ def cost(
         parts: the table, as for `tether.Optimizer`.
         mesh: a mesh of one axis, over which the parameters are cut by rows, or the number of its ranks.
         rank: whose cost; None is the largest of all ranks, number by number.
+        iterations: of an orthogonal drift, on average; a longer step takes more.
         fields: defaults for the parts, as for `tether.Optimizer`.
     """
     ranks = mesh if isinstance(mesh, int) else mesh.size()
@@ -76,7 +81,7 @@ def cost(
         if not isinstance(on, Surface) or on.restricted((2, 2), (0, 0), (1, 2)) is not None:
             each = [(by_entry(word, params, ranks, i), 0, 0) for i in chosen]
         else:
-            each = [by_owners(word, params, ranks, i, on) for i in chosen]
+            each = [by_matrix(word, params, ranks, i, on, iterations) for i in chosen]
         operations, sent, messages = (max(one[k] for one in each) for k in range(3))
         rows.append(Cost(part.where, operations, int(sent), int(messages)))
     rows.append(Cost("finite gradients", 0.0, 4, 1))
@@ -97,25 +102,33 @@ def by_entry(word: Word, params: Sequence[torch.Tensor], ranks: int, rank: int) 
     return float(each * sum(held_entries(param, ranks, rank) for param in params))
 
 
-def by_owners(
-    word: Word, params: Sequence[torch.Tensor], ranks: int, rank: int, surface: Surface
+def by_matrix(
+    word: Word, params: Sequence[torch.Tensor], ranks: int, rank: int, surface: Surface, iterations: float
 ) -> tuple[float, int, int]:
-    """Operations, bytes and messages of matrices that their owners move."""
+    """Operations, bytes and messages of orthogonal matrices."""
     kinds: dict[Any, list[torch.Tensor]] = {}
     for param in params:
         kinds.setdefault((param.dtype, tuple(param.shape)), []).append(param)
     momenta, count = "p" in word.needs, 0
     drifts = sum(max(letter.limit.count("A"), 1) for letter in movers(word))
-    operations, sent = 0.0, 0
+    operations, sent, messages = 0.0, 0.0, 0.0
     for (dtype, shape), alike in kinds.items():
-        size = 8 if dtype is torch.float64 else 4
-        mine = sum((count + i) % ranks == rank for i in range(len(alike)))
-        count += len(alike)
-        r, s = surface.coordinates(shape)
-        operations += mine * drifts * (ITERATIONS + 1) * 4 * r * s * s
-        sent += size * (2 + momenta) * len(alike) * held_entries(alike[0], ranks, rank)  # θ, p and g of the blocks
+        size, n, (r, s) = 8 if dtype is torch.float64 else 4, len(alike), surface.coordinates(shape)
+        held = held_entries(alike[0], ranks, rank)
+        each = drifts * (iterations + 1) * 4 * r * s * s
+        if shape[0] > math.prod(shape[1:]):  # cut along the long side
+            turns = drifts + (not LETTERS[word.program[-1].letter].moves) if momenta else 0
+            operations += n * each * held / (r * s)
+            sent += size * n * s * (drifts + s * (drifts * iterations + turns))
+            messages += drifts * (1 + iterations) + turns
+            continue
+        mine = sum((count + i) % ranks == rank for i in range(n))
+        count += n
+        operations += mine * each
+        sent += size * (2 + momenta) * n * held  # θ, p and g of the blocks
         sent += size * ((1 + momenta) * mine * r * s + ranks)  # θ and p of the matrices, and whether all is well
-    return operations, sent, 2 * len(kinds)
+        messages += 2
+    return operations, round(sent), round(messages)
 
 
 def movers(word: Word) -> list[Any]:

@@ -19,7 +19,7 @@ from tether.engine.placed import Stack, replaced
 from tether.engine.programs import Program
 from tether.letters import Letter
 from tether.sharded.owners import Owners
-from tether.sharded.pieces import Cut, is_sharded, wrapped
+from tether.sharded.pieces import Cut, across, is_sharded, wrapped
 from tether.surfaces import Surface
 
 __all__ = ["Gathered", "gathered_start"]
@@ -65,7 +65,7 @@ class Gathered:
         p = torch.zeros(block.shape, dtype=self.owners.dtype, device=block.device)
         flat = p.view(block.shape[0], math.prod(block.shape[1:]))
         shown = flat.mT if turned else flat
-        placements = [across(one) if turned and hasattr(one, "dim") else one for one in self.cut.placements]
+        placements = [across(one) if turned else one for one in self.cut.placements]
         saved = own.get("momentum")
         if saved is not None and tuple(saved.shape) != whole:
             raise replaced(name, self.home[i], "momentum", saved)
@@ -134,16 +134,6 @@ class Gathered:
 def width(param: torch.Tensor) -> torch.dtype:
     """The dtype of points and momenta of a parameter."""
     return torch.float64 if param.dtype is torch.float64 else torch.float32
-
-
-def across(placement: Any) -> Any:
-    """The placement of the transposed matrix."""
-    from torch.distributed.tensor import Shard
-
-    dim = 0 if placement.dim else 1
-    if hasattr(placement, "split_factor"):  # cut by fully_shard after tensor parallelism
-        return type(placement)(dim, split_factor=placement.split_factor)
-    return Shard(dim)
 
 
 class Start:

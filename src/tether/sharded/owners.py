@@ -20,18 +20,19 @@ Tensors = list[torch.Tensor]
 class Owners:
     """DTensors of one shape and placement, each with an owner among the ranks that hold its blocks.
 
-    The ranks take turns, from `start` on, so that each owns its share of the matrices.
+    The ranks take turns, from `start` on, so that each owns its share of the matrices. With an `axis`, they are those
+    along this axis of the mesh.
     """
 
-    def __init__(self, params: Sequence[Any], start: int, dtype: torch.dtype) -> None:
+    def __init__(self, params: Sequence[Any], start: int, dtype: torch.dtype, axis: int | None = None) -> None:
         first = params[0]
-        self.group, self.rank, places = holders(first)
+        self.group, self.rank, self.places = holders(first, axis)
         mesh, self.shape = first.device_mesh.shape, tuple(first.shape)
         self.dtype, self.device = dtype, first.to_local().device
-        blocks = [block_of(self.shape, mesh, first.placements, place) for place in places]
+        blocks = [block_of(self.shape, mesh, first.placements, place) for place in self.places]
         self.blocks = [Piece(self.shape, *block, cut_dims(first)) for block in blocks]
         self.sizes = [math.prod(block.sizes) for block in self.blocks]
-        self.owner = [(start + i) % len(places) for i in range(len(params))]
+        self.owner = [(start + i) % len(self.places) for i in range(len(params))]
         self.mine = [i for i, owner in enumerate(self.owner) if owner == self.rank]
 
     def exchange(self, out: Sequence[Tensors], lengths: Sequence[int]) -> list[torch.Tensor]:
@@ -80,10 +81,13 @@ class Owners:
         return blocks
 
 
-def holders(x: Any) -> tuple[Any, int, list[Sequence[int]]]:
-    """The ranks that together hold a DTensor once: their group, this rank's number in it, their places in the mesh."""
+def holders(x: Any, axis: int | None = None) -> tuple[Any, int, list[Sequence[int]]]:
+    """The ranks that together hold a DTensor once, or those along an axis of the mesh.
+
+    Returns their group, this rank's number in it, and their places in the mesh.
+    """
     mesh, at = x.device_mesh, list(x.device_mesh.get_coordinate())
-    axes = [i for i, placement in enumerate(x.placements) if hasattr(placement, "dim")]
+    axes = [i for i, one in enumerate(x.placements) if hasattr(one, "dim")] if axis is None else [axis]
     if len(axes) == 1:
         axis = axes[0]
         places: list[Sequence[int]] = [[*at[:axis], j, *at[axis + 1 :]] for j in range(mesh.shape[axis])]

@@ -14,7 +14,7 @@ from tether.engine.pieces import Whole
 from tether.noise import Normals
 from tether.surfaces import Surface
 
-__all__ = ["Copied", "Cut", "Piece", "block_of", "cut_dims", "is_sharded", "piece_of", "wrapped"]
+__all__ = ["Copied", "Cut", "Piece", "across", "block_of", "by_rows", "cut_dims", "is_sharded", "piece_of", "wrapped"]
 
 Tensors = list[torch.Tensor]
 
@@ -46,6 +46,13 @@ def block_of(
 def cut_dims(x: Any) -> set[int]:
     """The axes along which a DTensor is cut."""
     return {placement.dim for placement in x.placements if hasattr(placement, "dim")}
+
+
+def by_rows(x: Any) -> tuple[Any, ...]:
+    """The placements of a DTensor that the same axes of the mesh cut by rows."""
+    from torch.distributed.tensor import Shard
+
+    return tuple(Shard(0) if hasattr(placement, "dim") else placement for placement in x.placements)
 
 
 class Piece:
@@ -93,6 +100,18 @@ def wrapped(x: torch.Tensor, mesh: Any, placements: Sequence[Any], shape: Sequen
     return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
+def across(placement: Any) -> Any:
+    """The placement of the transposed matrix."""
+    from torch.distributed.tensor import Shard
+
+    if not hasattr(placement, "dim"):
+        return placement
+    dim = 0 if placement.dim else 1
+    if hasattr(placement, "split_factor"):  # cut by fully_shard after tensor parallelism
+        return type(placement)(dim, split_factor=placement.split_factor)
+    return Shard(dim)
+
+
 class Copied(Whole):
     """Plain tensors that every process holds, beside sharded ones."""
 
@@ -108,26 +127,30 @@ class Cut(Whole):
     def __init__(self, params: Sequence[Any], share: float) -> None:
         self.share, self.mesh, self.placements = share, params[0].device_mesh, tuple(params[0].placements)
         self.pieces = [piece_of(param) for param in params]
+        self.kept, self.layout = self.pieces, self.placements  # of state; not those of the parameter if it lies across
         self.contiguous = all(len(piece.runs) == 1 for piece in self.pieces)
 
     def tensors(self, params: Tensors) -> Tensors:
         return [local(param).detach() for param in params]
 
     def gradients(self, params: Tensors) -> list[torch.Tensor | None]:
-        return [None if param.grad is None else self.own(param.grad) for param in params]
+        return [None if param.grad is None else self.own(param.grad, self.placements) for param in params]
 
-    def own(self, x: Any) -> torch.Tensor:
-        """This process's block of a DTensor that may be placed otherwise than the parameter."""
-        return local(x if tuple(x.placements) == self.placements else x.redistribute(self.mesh, self.placements))
+    def own(self, x: Any, placements: Sequence[Any]) -> torch.Tensor:
+        """This process's block of a DTensor that may be placed otherwise."""
+        return local(x if tuple(x.placements) == tuple(placements) else x.redistribute(self.mesh, placements))
 
     def read(self, i: int, kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return self.own(kept) if is_sharded(kept) else kept[self.pieces[i].like(like.shape).slices]
+        return self.own(kept, self.layout) if is_sharded(kept) else kept[self.kept[i].like(like.shape).slices]
 
     def keep(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        return wrapped(x, self.mesh, self.placements, self.pieces[i].like(x.shape).shape)
+        return wrapped(x, self.mesh, self.layout, self.kept[i].like(x.shape).shape)
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         return self.pieces[0].like(shape).shape
+
+    def kept_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return self.kept[0].like(shape).shape
 
     def restricted(self, surface: Surface) -> Surface:
         piece = self.pieces[0]

@@ -14,10 +14,12 @@ from tether.engine.commit import local
 from tether.engine.gradients import NonFiniteGradient, check_shape, finite
 from tether.engine.moving import Moving
 from tether.engine.placed import Stack
+from tether.sharded.bands import Bands, banded, banded_start, by_bands
 from tether.sharded.collected import Collected
 from tether.sharded.empty import Empty
 from tether.sharded.gathered import Gathered, gathered_start
 from tether.sharded.pieces import Copied, Cut, cut_dims, is_sharded, piece_of
+from tether.sharded.split import Long, by_long_side
 from tether.surfaces import Free, Surface, SurfaceError
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Shared", "admit_sharded", "ranks_of"]
 
+TIED = {True: ("owners",), False: ("owners", "sums", "bands")}  # ways that need whole matrices, without slack
+
 
 def ranks_of(params: Sequence[torch.Tensor]) -> Shared | None:
     """The processes that share these parameters; None where none of them is a DTensor."""
@@ -33,8 +37,13 @@ def ranks_of(params: Sequence[torch.Tensor]) -> Shared | None:
     return Shared(sharded) if sharded else None
 
 
-def admit_sharded(name: str, param: Any, surface: Surface | Free, metric: Any, replicas: bool) -> None:
-    """Raise for a sharded parameter that its part cannot move. All processes come to the same answer."""
+def admit_sharded(
+    name: str, param: Any, surface: Surface | Free, metric: Any, replicas: bool, state: bool = True
+) -> None:
+    """Raise for a sharded parameter that its part cannot move. All processes come to the same answer.
+
+    `state` says that the state is ours, to be cut as we like.
+    """
     if not is_sharded(param):
         return
     if any(placement.is_partial() for placement in param.placements):
@@ -45,7 +54,7 @@ def admit_sharded(name: str, param: Any, surface: Surface | Free, metric: Any, r
         raise ValueError(
             f"{metric!r} measures the whole network, and {name!r} is sharded: leave the model whole and use DDP"
         )
-    if isinstance(surface, Surface) and not by_pieces(param, surface):
+    if isinstance(surface, Surface) and way(param, surface) in TIED[state]:
         matrix = len(surface.coordinates(param.shape)) == 2
         if surface.slack or surface.together or not matrix:
             cure = "cut it by rows, Shard(0)" if matrix and not surface.together else "leave it whole"
@@ -55,8 +64,21 @@ def admit_sharded(name: str, param: Any, surface: Surface | Free, metric: Any, r
             )
 
 
+def way(param: Any, surface: Surface) -> str:
+    """How a parameter moves on a surface. The same answer on all ranks, also those with an empty block.
+
+    Every rank moves its ``"pieces"``; all add up the ``"sums"`` that tie them together; each moves a ``"band"`` of
+    whole rows; or ``"owners"`` assemble the matrices.
+    """
+    if not is_sharded(param) or by_pieces(param, surface):
+        return "pieces"
+    if by_long_side(param, surface):
+        return "sums"
+    return "bands" if by_bands(param, surface) else "owners"
+
+
 def by_pieces(param: Any, surface: Surface) -> bool:
-    """Is every rank's block on a surface of its own? The same answer on all ranks, also those with an empty block."""
+    """Is every rank's block on a surface of its own?"""
     cut, shape = cut_dims(param), tuple(param.shape)
     sizes = [0 if d in cut else n for d, n in enumerate(shape)]
     return not cut or surface.restricted(shape, [0] * len(shape), sizes) is not None
@@ -149,18 +171,23 @@ class Shared:
         made: list[Any] = []
         count = 0
         for mine, own in alike_in(kind_and_shape, chosen):
-            if not by_whole(mine[0], surface):
-                empty = is_sharded(mine[0]) and 0 in piece_of(mine[0]).sizes
-                made.append((Empty if empty else Moving)(mine, own, *rest, surface, self.cut(mine)))
-            else:
+            how, cut = way(mine[0], surface), self.cut(mine, surface)
+            if how == "owners":
                 made.append(Gathered(mine, own, *rest, surface, self.size, count))
                 count += len(mine)
+            elif how == "bands":
+                made.append(Bands(mine, own, *rest, surface, cut.share))
+            else:
+                empty = how == "pieces" and not local(mine[0]).numel()
+                made.append((Empty if empty else Moving)(mine, own, *rest, surface, cut))
         return made
 
-    def cut(self, params: Sequence[Any]) -> Copied | Cut:
+    def cut(self, params: Sequence[Any], surface: Surface | None = None) -> Copied | Cut:
         """What this process holds of parameters that are alike."""
-        share = self.share(params[0])
-        return Cut(params, share) if is_sharded(params[0]) else Copied(share)
+        share, first = self.share(params[0]), params[0]
+        if not is_sharded(first):
+            return Copied(share)
+        return (Long if surface is not None and way(first, surface) == "sums" else Cut)(params, share)
 
     def place(self, named: Mapping[str, Any], surface: Surface, seed: int, lanes: Lanes) -> list[tuple[Any, Any]]:
         """Where parameters start on their surface; a start that one rank refuses is refused by all."""
@@ -174,8 +201,10 @@ class Shared:
         self.agree(f"start on {surface!r}", trouble)
         placed: list[tuple[Any, Any]] = []
         for mine, own in alike_in(kind_and_shape, chosen):
-            if by_whole(mine[0], surface):
-                placed.append(gathered_start(mine, own, surface, seed))
+            how = way(mine[0], surface)
+            if how != "pieces":
+                start = banded_start if how == "bands" else gathered_start
+                placed.append(start(mine, own, surface, seed))
             elif local(mine[0]).numel():
                 stack = Stack(mine, own, surface, lanes, self.cut(mine))
                 placed.append((stack, stack.placed(seed)))
@@ -186,30 +215,34 @@ class Shared:
     ) -> tuple[list[Stack], list[Collected]]:
         """Parameters that `tether.constrain` holds: those that can be cut, and those that owners must assemble."""
         groups = alike_in(kind_and_shape, chosen)
-        apart = [Collected(mine, surface) for mine, _ in groups if by_whole(mine[0], surface)]
-        rest = [(mine, own) for mine, own in groups if not by_whole(mine[0], surface) and local(mine[0]).numel()]
+        cut = [way(mine[0], surface) != "pieces" for mine, _ in groups]
+        apart = [Collected(mine, surface) for (mine, _), yes in zip(groups, cut, strict=True) if yes]
+        rest = [pair for pair, yes in zip(groups, cut, strict=True) if not yes and local(pair[0][0]).numel()]
         return [Stack(mine, own, surface, lanes, self.cut(mine)) for mine, own in rest], apart
 
     def violation(self, row: Row, moving: Sequence[tuple[str, Any]]) -> torch.Tensor:
         """The largest violation of these parameters; a matrix that cannot be cut is looked at whole, one at a time."""
         worst = torch.zeros(1, dtype=torch.float64)
-        surface = row.surface
-        assert isinstance(surface, Surface)
         for name, param in moving:
-            if by_whole(param, surface):
-                stack = Stack([param.full_tensor()], [name], surface, row.lanes)
-            elif local(param).numel():
-                stack = Stack([param], [name], surface, row.lanes, self.cut([param]))
-            else:
-                continue
-            point = stack.surface.embed(stack.point(row.state), stack.gather(stack.params))
-            worst = torch.maximum(worst, stack.surface.violation(point).double().cpu())
+            stack, state = self.seen(name, param, row)
+            if stack is not None:
+                point = stack.surface.embed(stack.point(state), stack.gather(stack.params))
+                worst = torch.maximum(worst, stack.surface.violation(point).double().cpu())
         return self.worst(worst)
 
-
-def by_whole(param: Any, surface: Surface) -> bool:
-    """Must it be assembled to move on the surface?"""
-    return is_sharded(param) and not by_pieces(param, surface)
+    def seen(self, name: str, param: Any, row: Row) -> tuple[Stack | None, Any]:
+        """What this rank looks at to see whether a parameter is on its surface, and its state."""
+        surface = row.surface
+        assert isinstance(surface, Surface)
+        how = way(param, surface)
+        if how == "owners":
+            return Stack([param.full_tensor()], [name], surface, row.lanes), row.state
+        if how == "bands":
+            exchange, stack = banded([param], [name], surface)
+            return stack, {exchange.params[0]: row.state.get(param, {})}
+        if how == "pieces" and not local(param).numel():
+            return None, {}
+        return Stack([param], [name], surface, row.lanes, self.cut([param], surface)), row.state
 
 
 def kind(x: Any) -> tuple[Any, ...]:

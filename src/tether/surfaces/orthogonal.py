@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -65,6 +65,10 @@ class Orthogonal(Surface):
         """How often the polar factor was taken; waits for the device that has counted."""
         return int(self._hard)
 
+    def count(self, hard: torch.Tensor) -> None:
+        """So many matrices took the polar factor."""
+        self._hard = self._hard + (int(hard.sum()) if host.reads(hard.device) else hard.sum())
+
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Stiefel | None:
         if native.product(dtype) is None:
             return None
@@ -125,7 +129,7 @@ class Orthogonal(Surface):
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """(4.15): V − ½ Q (VᵀQ + QᵀV)/c²."""
-        s = q.mT @ v
+        s = self.product(q, v)
         return torch.baddbmm(v, q, s + s.mT, alpha=-0.5 / self.scale**2)
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,7 +152,7 @@ class Orthogonal(Surface):
             self.tolerance_for(point.dtype),
             4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1]),
         )
-        v = math.sqrt((point - start).square_().sum(-2).amax().item()) / self.scale
+        v = self.longest(point - start) / self.scale
         normal: torch.Tensor | None = None
         q, before = point, torch.full((), math.inf, device="cpu")
         for _ in range(self.iterations):
@@ -186,23 +190,40 @@ class Orthogonal(Surface):
         for _ in range(min(self.iterations, math.ceil(math.log(min(tolerance, HALF)) / math.log(HALF)))):
             q = q - start @ self.excess(q, 0.5)
         hard = ~(self.excess(q).abs().amax((-2, -1), keepdim=True) <= limit)
-        nearest = self.scale * polar_by_products(point)
+        nearest = self.scale * polar_by_products(point, self.product)
         found = self.excess(nearest).abs().amax((-2, -1), keepdim=True) <= limit
         q = torch.where(hard, torch.where(found, nearest, start), q)
         if not torch.compiler.is_compiling():
-            self._hard = self._hard + hard.sum()
+            self.count(hard)
         return q, torch.where(hard & ~found, 0.0, point - q)
 
     def apart(self, point: torch.Tensor, start: torch.Tensor, hard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Polar factors for the hard matrices of a stack; the others are solved without them."""
-        if not bool(point.isfinite().all()):
+        if not self.finite(point):
             raise SurfaceError(f"{self!r}: the step leads to inf or nan; lower lr, or clip the gradient")
         q, easy = torch.empty_like(point), ~hard
-        q[hard] = self.scale * polar(point[hard])
-        self._hard = self._hard + int(hard.sum())
+        q[hard] = self.nearest(point[hard])
+        self.count(hard)
         if bool(easy.any()):
             q[easy] = self.solve(point[easy], start[easy])[0]
         return q, point - q
+
+    # what looks at all rows of a matrix, some of which may be elsewhere
+
+    def product(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """QᵀV."""
+        return q.mT @ v
+
+    def longest(self, v: torch.Tensor) -> float:
+        """The norm of the longest column."""
+        return math.sqrt(v.square().sum(-2).amax().item())
+
+    def finite(self, point: torch.Tensor) -> bool:
+        return bool(point.isfinite().all())
+
+    def nearest(self, point: torch.Tensor) -> torch.Tensor:
+        """The nearest point of Σ."""
+        return self.scale * polar(point)
 
     def excess(self, q: torch.Tensor, times: float = 1.0) -> torch.Tensor:
         """QᵀQ/c² − I."""
@@ -237,7 +258,7 @@ def polar(x: torch.Tensor) -> torch.Tensor:
     return 1.5 * q - 0.5 * q @ gram  # a step of Newton–Schulz corrects the last digits
 
 
-def polar_by_products(x: torch.Tensor) -> torch.Tensor:
+def polar_by_products(x: torch.Tensor, product: Callable[..., torch.Tensor] = lambda x, y: x.mT @ y) -> torch.Tensor:
     """The same by matrix products alone, their number known beforehand: Newton–Schulz, scaled (Chen, Chow 2014).
 
     x ← αx(3 − α²xᵀx)/2 takes singular values in [l, 1] to those in [l', 1], where l' is the smaller one of what l and 1
@@ -245,10 +266,10 @@ def polar_by_products(x: torch.Tensor) -> torch.Tensor:
     would lose digits. l begins with 1e-4; a matrix with a smaller singular value is not there at the end.
     """
     info = torch.finfo(x.dtype)
-    norm = (x.mT @ x).abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(info.tiny).sqrt()
+    norm = product(x, x).abs().sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(info.tiny).sqrt()
     x, low = x / norm, FLATTEST
     while low < 1 - info.eps:
         α = min(1.5, math.sqrt(3 / (1 + low + low * low)))
-        x = 1.5 * α * x - (0.5 * α**3) * (x @ (x.mT @ x))
+        x = 1.5 * α * x - (0.5 * α**3) * (x @ product(x, x))
         low = min(1.0, *(α * end * (3 - (α * end) ** 2) / 2 for end in (low, 1.0)))
-    return 1.5 * x - 0.5 * (x @ (x.mT @ x))
+    return 1.5 * x - 0.5 * (x @ product(x, x))
