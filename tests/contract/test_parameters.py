@@ -369,3 +369,12 @@ def push_gradients(model, dtype):
     for param in model.parameters():
         param.grad = torch.linspace(-1, 1, param.numel(), dtype=dtype).view(param.shape)
     return torch.zeros(())
+
+
+def test_wrappers_do_not_change_names():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    for wrapped in (torch.compile(model), torch.nn.DataParallel(model), torch.compile(torch.nn.DataParallel(model))):
+        opt = tether.Optimizer(wrapped, [tether.Part("0.weight"), tether.Part("*")], lr=0.1)
+        assert opt.param_groups[0]["param_names"] == ["0.weight"]
+        assert opt.model is model
+        assert tether.methods.random_subset(wrapped).param_groups[0]["param_names"] == ["0.weight"]

@@ -17,8 +17,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import tether
 import tether.sharded
 import tether.sharded.ranks as check_sharded
+from tether import native
+from tether.engine import host
 from tether.noise import Normals
 from tether.sharded.pieces import Cut, piece_of
+from tether.surfaces import SurfaceError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
 from rows import ROWS, closure_for, network
@@ -285,6 +288,59 @@ def trouble(rank, world):
     return found
 
 
+def on_a_device(rank, world):
+    """The way of a step whose host may not look at numbers: how far from one process, and what a nan does."""
+    found, own = {}, (host.reads, native.serves)
+    host.reads, native.serves = lambda device: False, lambda *_: False
+    try:
+        for name in ("langevin", "adlala", "circle_cola_ud", "sphere_cola_ud", "orthogonal_cola_ud"):
+            for how in ("rows", "columns"):
+                model, alone = sharded(name, how, torch.float64, world), network(name, dtype=torch.float64)
+                opt, other = ROWS[name].build(model), ROWS[name].build(alone)
+                train(model, opt, 5)
+                train(alone, other, 5)
+                before, wanted = whole(model), whole(alone)
+                gradients(model, 5)
+                if rank == 1:
+                    model[0].weight.grad.to_local().fill_(float("nan"))
+                opt.step()
+                after = whole(model)
+                try:
+                    opt.step()
+                    said = ""
+                except tether.NonFiniteGradient as error:
+                    said = str(error)
+                far = max(float((before[key] - wanted[key]).abs().max()) for key in wanted)
+                moved = max(float((before[key] - after[key]).abs().max()) for key in wanted)
+                found[name, how] = far, moved, said
+    finally:
+        host.reads, native.serves = own
+    return found
+
+
+def fallbacks(rank, world):
+    """Steps so long that the iteration gives up, by rows and by columns; then a step to a matrix without full rank."""
+    found = {}
+    for how in ("rows", "columns"):
+        model, alone = sharded("sgd", how, torch.float64, world), network("sgd", dtype=torch.float64)
+        parts = [tether.Part("*.weight", on=tether.Orthogonal()), tether.Part("*")]
+        for one in (model, alone):
+            opt = tether.Optimizer(one, parts, lr=0.4)
+            train(one, opt, 3)
+        first, second = whole(model), whole(alone)
+        found[how] = max(float((first[key] - second[key]).abs().max()) for key in first), opt.rows[0].surface.fallbacks
+    opt = tether.Optimizer(model := sharded("sgd", "rows", torch.float64, world), parts, lr=1.0)
+    before = whole(model)
+    gradients(model, 0)
+    W = model[0].weight
+    W.grad.to_local().copy_(W.detach().to_local() - 1.0)
+    try:
+        opt.step()
+    except SurfaceError as error:
+        found["rank"] = str(error), max(float((before[key] - x).abs().max()) for key, x in whole(model).items())
+    return found
+
+
 # Checkpoints
 
 SAVED = ["sgld", "langevin", "adlala", "circle_cola_ud", "sphere_cola_ud", "orthogonal_cola_ud"]
@@ -295,11 +351,11 @@ def state_of(model, opt):
     return {"model": own, "optimizer": state}
 
 
-def save(rank, world, folder):
+def save(rank, world, folder, how):
     """Ten steps, a checkpoint, ten more; returns where they lead."""
     found = {}
     for name in SAVED:
-        model = sharded(name, "fsdp", torch.float64, world)
+        model = sharded(name, how, torch.float64, world)
         opt = ROWS[name].build(model)
         train(model, opt, 10)
         dcp.save(state_of(model, opt), checkpoint_id=f"{folder}/{name}")
@@ -313,7 +369,7 @@ def resume(rank, world, folder, how):
     found = {}
     for name in SAVED:
         model = network(name, dtype=torch.float64, seed=7)
-        model = fully_shard(model, mesh=init_device_mesh("cpu", (world,))) if how == "fsdp" else model
+        model = model if how == "plain" else sharded(name, how, torch.float64, world)
         opt = ROWS[name].build(model, seed=7)
         state = state_of(model, opt)
         dcp.load(state, checkpoint_id=f"{folder}/{name}")

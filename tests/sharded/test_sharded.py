@@ -13,7 +13,7 @@ import torch
 from group import run
 
 import tether
-from tether.sharded.pieces import Piece, block_of
+from tether.sharded.pieces import Piece, across, block_of
 
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5}
 CASES = {
@@ -22,7 +22,7 @@ CASES = {
     3: [(name, "rows", torch.float64) for name in cases.METHODS],
     4: [(name, how, torch.float64) for how in ("hsdp", "fsdp", "tensor parallel") for name in cases.METHODS],
 }
-JOBS = ("messages", "ddp", "trouble", "constrained", "mixed", "refused")
+JOBS = ("messages", "ddp", "on_a_device", "fallbacks", "trouble", "constrained", "mixed", "refused")
 
 
 @cache
@@ -127,12 +127,36 @@ def test_refusals_say_what_to_do():
 
 
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_with_one(tmp_path):
-    wanted = run(4, cases.save, str(tmp_path))[0]
-    for world, how in ((2, "fsdp"), (1, "plain")):
-        found = run(world, cases.resume, str(tmp_path), how)[0]
-        far = {name: max(np.abs(wanted[name][key] - found[name][key]).max() for key in found[name]) for name in found}
-        assert far.keys() == set(cases.SAVED)
-        assert max(far.values()) <= 1e-12, far
+    for saved, resumed in (("fsdp", "columns"), ("columns", "fsdp")):
+        folder = str(tmp_path / saved)
+        wanted = run(4, cases.save, folder, saved)[0]
+        for world, how in ((2, resumed), (1, "plain")):
+            found = run(world, cases.resume, folder, how)[0]
+            far = {
+                name: max(np.abs(wanted[name][key] - found[name][key]).max() for key in found[name]) for name in found
+            }
+            assert far.keys() == set(cases.SAVED)
+            assert max(far.values()) <= 1e-12, far
+
+
+def test_a_host_that_may_not_look_at_numbers():
+    for rank, found in enumerate(result(3, "on_a_device")):
+        assert len(found) == 10
+        for far, moved, said in found.values():
+            assert far <= 1e-12
+            assert moved == 0
+            assert ("0.weight" if rank == 1 else "another rank") in said
+
+
+def test_long_steps_take_the_polar_factor_and_one_without_full_rank_is_refused_by_all():
+    for found in result(3, "fallbacks"):
+        for how in ("rows", "columns"):
+            far, count = found[how]
+            assert far <= 1e-12
+            assert count > 0
+        said, moved = found["rank"]
+        assert "rank" in said
+        assert moved == 0
 
 
 class Shard:
@@ -154,6 +178,15 @@ def test_blocks_by_hand():
     # 8 rows: fully_shard on what tensor parallelism has cut; the table is in torch's docstring of strided shards
     found = [block_of((8,), (2, 2), [Strided(0), Shard(0)], [i, j]) for i in range(2) for j in range(2)]
     assert found == [((0,), (2,)), ((4,), (2,)), ((2,), (2,)), ((6,), (2,))]
+
+
+def test_a_transposed_matrix_is_cut_along_the_other_axis():
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard as Cut
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    assert [across(one) for one in (Cut(0), Cut(1), Replicate())] == [Cut(1), Cut(0), Replicate()]
+    assert across(_StridedShard(0, split_factor=2)) == _StridedShard(1, split_factor=2)
 
 
 def test_runs_are_the_entries_of_a_block():

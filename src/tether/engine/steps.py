@@ -72,7 +72,10 @@ def usable(opt: Optimizer, wait: bool = True) -> Sequence[int] | None:
     Gradients on an accelerator are judged there, and `opt.bad` is the answer, unless the step must `wait` for it.
     """
     if opt.ranks is not None:
-        return opt.ranks.usable(opt)
+        if wait or host.reads(opt.ranks.device):
+            return opt.ranks.usable(opt)
+        judge(opt)
+        return ()
     groups = opt.param_groups
     grads = [x.grad for group in groups for x in group["params"] if x.grad is not None]
     fine = opt.finite or not grads or native.finite(grads)
@@ -94,6 +97,8 @@ def usable(opt: Optimizer, wait: bool = True) -> Sequence[int] | None:
 def judge(opt: Optimizer) -> None:
     """Let the device decide whether the gradients are finite: nobody waits for the answer before the next step."""
     verdict = Verdict(opt.param_groups, opt.lanes.rows if opt.replicas else 0)
+    if opt.ranks is not None:
+        verdict.bad = opt.ranks.worst(verdict.bad.float()) > 0
     if opt.on_nonfinite == "skip":
         opt.bad = verdict.bad
         opt.missed = opt.missed + verdict.bad.any()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tether.engine import host
+from tether.engine.commit import local
 from tether.engine.given import named
 from tether.engine.gradients import NonFiniteGradient, check_kind
 
@@ -29,12 +30,13 @@ class Verdict:
         self.names, grads, first = list[str](), list[torch.Tensor](), 0
         for group in groups:
             for i, (name, param) in enumerate(named(group, first)):
-                if param.grad is not None and param.numel():
+                grad = None if param.grad is None else local(param.grad)
+                if grad is not None and grad.numel():
                     check_kind(group, first, i)
                     self.names.append(name)
-                    grads.append(param.grad)
+                    grads.append(grad)
             first += len(group["params"])
-        self.each = sound(grads)
+        self.each = sound(grads) if grads else torch.ones(1, dtype=torch.bool, device=groups[0]["params"][0].device)
         self.bad = ~(by_replica(grads, replicas) if replicas else self.each.all())
         self.stopped = groups[0]["stopped"]
         if replicas and self.stopped:  # they rest anyway
@@ -60,7 +62,8 @@ class Verdict:
             self.ready.synchronize()
         if not bool(self.bad.any()):
             return
-        names = [name for name, fine in zip(self.names, self.each.tolist(), strict=True) if not fine]
+        names = [name for name, fine in zip(self.names, self.each.tolist(), strict=False) if not fine]
+        names = names or ["a parameter of another rank"]
         faulty = self.bad.nonzero().flatten().tolist() if self.replicas else []
         raise NonFiniteGradient(dict.fromkeys(names, "in the step before this one"), faulty)
 

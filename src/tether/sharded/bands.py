@@ -20,7 +20,7 @@ from tether.sharded.empty import Empty
 from tether.sharded.gathered import Start, width
 from tether.sharded.owners import Owners
 from tether.sharded.pieces import Cut, block_of, by_rows, wrapped
-from tether.surfaces import Sphere, Surface, SurfaceError
+from tether.surfaces import Sphere, Surface
 
 __all__ = ["Bands", "banded", "banded_start", "by_bands"]
 
@@ -80,8 +80,7 @@ class Exchange:
         found = self.owners.exchange(out, [1 + count * height for height in self.heights])
         if trouble is not None:
             raise trouble
-        if not all(bool(message[0] == 1) for message in found):
-            raise SurfaceError("another rank could not move its rows: see its error. No parameter was moved")
+        self.owners.check(found)
         parts = [message[1:].view(len(bands), -1, *own[1:]) for message in found if len(message) > 1]
         return list(torch.cat(parts, 1)) if parts else [torch.empty(own, dtype=self.owners.dtype) for _ in bands]
 
@@ -122,6 +121,15 @@ class Bands:
             param.grad = None if new is None else wrapped(new, param.device_mesh, param.placements, param.shape)
         self.inner.begin(weight_decay, gradient, resting)
         self.live, self.degrees = self.inner.live, self.inner.degrees
+
+    @property
+    def bad(self) -> torch.Tensor | None:
+        """Must all stay what it was?"""
+        return self.inner.bad
+
+    @bad.setter
+    def bad(self, bad: torch.Tensor | None) -> None:
+        self.inner.bad = bad
 
     def remember_gradient(self) -> None:
         self.inner.remember_gradient()

@@ -20,6 +20,7 @@ class Empty(Stack):
     """A body that moves nothing."""
 
     kernel = None
+    bad: torch.Tensor | None = None
 
     def __init__(
         self,

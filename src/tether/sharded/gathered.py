@@ -96,6 +96,16 @@ class Gathered:
                 self.inner.p[j].copy_(self.surface.lift(each[1].unsqueeze(0))[0])
         self.inner.begin(weight_decay, gradient, resting)
 
+    @property
+    def bad(self) -> torch.Tensor | None:
+        """Must all stay what it was?"""
+        return None if self.inner is None else self.inner.bad
+
+    @bad.setter
+    def bad(self, bad: torch.Tensor | None) -> None:
+        if self.inner is not None:
+            self.inner.bad = bad
+
     def remember_gradient(self) -> None:
         if self.inner is not None and self.inner.live:
             self.inner.remember_gradient()

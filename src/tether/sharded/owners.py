@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tether.engine import host
 from tether.sharded.pieces import Piece, block_of, cut_dims
 from tether.surfaces import SurfaceError
 
@@ -70,8 +71,7 @@ class Owners:
         found = self.exchange(out, [1 + count * each * size for count in counts])
         if trouble is not None:
             raise trouble
-        if not all(bool(message[0] == 1) for message in found):
-            raise SurfaceError("another rank could not move its matrices: see its error. No parameter was moved")
+        self.check(found)
         at = [1] * len(found)
         blocks: list[Tensors] = []
         for owner in self.owner:
@@ -79,6 +79,11 @@ class Owners:
             at[owner] += each * size
             blocks.append(list(own))
         return blocks
+
+    def check(self, found: Tensors) -> None:
+        """Raise where a rank has told of trouble. Only a host that reads numbers can be in trouble by them."""
+        if host.reads(self.device) and not all(bool(message[0] == 1) for message in found):
+            raise SurfaceError("another rank could not move its share: see its error. No parameter was moved")
 
 
 def holders(x: Any, axis: int | None = None) -> tuple[Any, int, list[Sequence[int]]]:
