@@ -8,6 +8,7 @@ import torch
 from rows import ROWS, assert_same, batch, every_method, network, push, refused, snapshot, train
 from torch import nn
 
+import tether
 from tether import native
 
 
