@@ -147,13 +147,15 @@ class Bands:
         """Let this rank's rows move, and give the blocks back. State is put back until the commit."""
         state = [x for x in (getattr(self.inner, "q", None), getattr(self.inner, "p", None)) if x is not None]
         before, trouble = [x.clone() for x in state], None
+        after: Tensors = []
         try:
             commit(self.inner.writes())
         except Exception as error:
             trouble = error
-        after = [x.clone() for x in state]
-        for x, old in zip(state, before, strict=True):
-            x.copy_(old)
+        finally:  # an interrupt, too, must find the state of before
+            after += [x.clone() for x in state]
+            for x, old in zip(state, before, strict=True):
+                x.copy_(old)
         blocks = self.exchange.give(self.exchange.bands, trouble)
         new = [x.to(param.dtype) for x, param in zip(blocks, self.params, strict=True)]
         return [write(torch._foreach_copy_, [*self.params, *state], [*new, *after])]
