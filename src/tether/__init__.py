@@ -17,6 +17,7 @@ from tether.rhythms import Every, Merge, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
+from tether.window.notebook import explore
 
 __all__ = [
     "Circle",
@@ -39,6 +40,7 @@ __all__ = [
     "constrain",
     "data",
     "decay_groups",
+    "explore",
     "hamiltonian",
     "letters",
     "measure",
