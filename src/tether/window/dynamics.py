@@ -21,9 +21,9 @@ from tether.part import DEFAULTS, NUMERIC, Part
 from tether.rhythms import Every, Merge, Sleep
 from tether.surfaces import Circle, Free, Orthogonal, Sphere
 from tether.window.setting import Field, SettingError
-from tether.words import WordError
+from tether.words import WordError, parse
 
-__all__ = ["ADAM", "CHOICES", "NUMBERS", "adjust", "build", "named_methods", "parts_of", "same_kind"]
+__all__ = ["ADAM", "CHOICES", "NUMBERS", "STEP", "adjust", "build", "named_methods", "parts_of", "same_kind", "used_by"]
 
 ADAM = "adam"
 WHOLE_LOSS = ("hmc", "mala")  # these test proposals by the loss of all points, and the window trains on minibatches
@@ -45,6 +45,8 @@ CHOICES: dict[str, dict[str, tuple[Callable[..., Any], dict[str, Any]]]] = {
     "metric": {"Path": (Path, {"p": 2.0})},
     "rhythm": {"Every": (Every, {"k": 5}), "Sleep": (Sleep, {"share": 0.5, "nap": 5}), "Merge": (Merge, {"k": 5})},
 }
+USED = {"γ": "friction", "τ": "temperature", "ε": "coupling", "σ": "noise"}
+STEP = 0.1  # of a part that gives none
 STRUCTURE = ("where", "word", "on", "metric", "rhythm", "normalised")
 
 
@@ -78,7 +80,7 @@ def _fields(method: Any) -> dict[str, Any]:
 
 def build(row: Mapping[str, Any], model: Replicas, seed: int) -> torch.optim.Optimizer:
     """The optimizer of a row. Raises `SettingError` with the place of what is wrong."""
-    unknown = sorted(set(row) - {"method", "fields", "parts", "lr", "label"})
+    unknown = sorted(set(row) - {"method", "fields", "parts", "label"})
     if unknown:
         raise SettingError(unknown[:1], f"a dynamics has no {unknown[0]!r}: give method and fields, or parts")
     if "parts" in row:
@@ -108,13 +110,13 @@ def _by_parts(row: Mapping[str, Any], model: Replicas, seed: int) -> Optimizer:
     for i, given in enumerate(rows):
         try:
             parts.append(_part(given))
-            parts[-1].row({**DEFAULTS, "lr": 0.1})
+            parts[-1].row({**DEFAULTS, "lr": STEP})
         except SettingError as error:
             raise error.inside("parts", i) from None
         except (ValueError, TypeError) as error:
             raise _placed(error, ["parts", i], given) from None
     try:
-        return Optimizer(model, parts, lr=_number("lr", row.get("lr", 0.1)), seed=seed)
+        return Optimizer(model, parts, lr=STEP, seed=seed)
     except (ValueError, TypeError, RuntimeError) as error:
         text = str(error)
         at = next((i for i, part in enumerate(parts) if f"part {part.where!r}" in text), None)
@@ -125,11 +127,15 @@ def _part(given: Any) -> Part:
     if not isinstance(given, dict):
         raise SettingError([], "a part is a row of values by name")
     fields: dict[str, Any] = {}
+    word = given.get("word", DEFAULTS["word"])
+    used = used_by(word) if isinstance(word, str) else set(NUMERIC)
     for name, value in given.items():
         if name in CHOICES:
             fields[name] = _chosen(name, value)
         elif name in NUMERIC:
-            fields[name] = _number(name, value)
+            number = _number(name, value)
+            if name in used:
+                fields[name] = number
         elif name in ("where", "word"):
             if not isinstance(value, str) or len(value) > 200:
                 raise SettingError([name], f"{name} must be a text of at most 200 characters")
@@ -139,6 +145,11 @@ def _part(given: Any) -> Part:
         else:
             raise SettingError([name], f"a part of the window has no field {name!r}")
     return Part(**fields)
+
+
+def used_by(word: str) -> set[str]:
+    """The numbers of a part that its word uses."""
+    return {"lr", "weight_decay", *(USED[symbol] for symbol in parse(word).needs if symbol in USED)}
 
 
 def _chosen(name: str, value: Any) -> Any:

@@ -19,7 +19,7 @@ INSTALL = "pip install 'tether[notebook]' (in a checkout: pip install -e '.[note
 def explore(setting: dict[str, Any] | None = None) -> Any:
     """Show the window of ``tether explore`` in a notebook, and train in this process.
 
-    ``explore()`` begins with the first scene. A setting is what the page puts into its address. A value that is left out
+    ``explore()`` begins with the first scene. A setting is what the page puts into its address. What is left out
     has its default: ``explore({"hidden": [40], "dynamics": [{"method": "adlala"}]})``.
     """
     given = None if setting is None else plain(checked(setting))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +53,8 @@ class Runner:
         self.setting, self.problem, self.row, self.first = setting, problem, row, row
         self.nets = problem.replicas(setting)
         self.opt = build(row, self.nets, setting.seed)
-        self.log, self.step, self.rebuilt, self.word = Log(Record()), 0, 0, ""
+        self.log, self.step, self.rebuilt = Log(Record()), 0, 0
+        self.word, self.failed = "", False
         self.changes: list[Change] = []
         self.pair: tuple[int, int] = (0, 1)
         self.replica = 0
@@ -71,20 +71,17 @@ class Runner:
         )
 
     def advance(self) -> None:
-        """One step of the optimizer. What the library warns of or refuses is kept to be shown; then the run rests."""
+        """One step of the optimizer. What the library refuses is kept to be shown; then the run rests."""
         if self.over:
             return
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            try:
-                self.run.step(self.step, None if self.run.stream is None else self.run.stream(self.step), self.log)
-                self.step += 1
-            except (RuntimeError, ValueError) as error:
-                self.word, self.failed = str(error), True
-        if said:
-            self.word = str(said[-1].message)
-
-    failed = False
+        try:
+            self.run.step(self.step, None if self.run.stream is None else self.run.stream(self.step), self.log)
+            self.step += 1
+        except (RuntimeError, ValueError) as error:
+            self.word, self.failed = str(error), True
+        if self.log.stopped:
+            numbers = ", ".join(map(str, self.log.stopped))
+            self.word = f"replica {numbers} diverged at step {max(self.log.stopped.values())}: lower lr"
 
     @property
     def over(self) -> bool:

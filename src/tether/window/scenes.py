@@ -98,18 +98,18 @@ SCENES: list[dict[str, Any]] = [
             "replicas": 5,
             "seed": 0,
             "dynamics": [
-                {"parts": [{"where": "*", "word": "X", "weight_decay": 1e-3}], "lr": 0.1, "label": "weight decay"},
+                {"parts": [{"where": "*", "word": "X", "lr": 0.1, "weight_decay": 1e-3}], "label": "weight decay"},
                 {
                     "parts": [
                         {
                             "where": "*.weight",
                             "word": "X",
+                            "lr": 0.1,
                             "on": {"kind": "Circle", "radius": 2.0},
                             "temperature": 1e-5,
                         },
-                        {"where": "*"},
+                        {"where": "*", "word": "X", "lr": 0.1},
                     ],
-                    "lr": 0.1,
                     "label": "circle",
                 },
             ],
@@ -127,10 +127,9 @@ SCENES: list[dict[str, Any]] = [
             "replicas": 50,
             "seed": 0,
             "dynamics": [
-                {"parts": [{"where": "*", "word": "X", "temperature": 0.5}], "lr": 0.09, "label": "Euler, h = 0.09"},
+                {"parts": [{"where": "*", "word": "X", "lr": 0.09, "temperature": 0.5}], "label": "Euler, h = 0.09"},
                 {
-                    "parts": [{"where": "*", "word": "BAOAB", "temperature": 0.5, "friction": 1.0}],
-                    "lr": 0.42,
+                    "parts": [{"where": "*", "word": "BAOAB", "lr": 0.42, "friction": 1.0, "temperature": 0.5}],
                     "label": "BAOAB, h²/2 = 0.09",
                 },
             ],

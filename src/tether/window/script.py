@@ -13,15 +13,11 @@ from tether.optimizer import Optimizer
 from tether.part import NUMERIC
 from tether.rhythms import Always
 from tether.surfaces import Free
-from tether.window.dynamics import ADAM, build
+from tether.window.dynamics import ADAM, STEP, build, used_by
 from tether.window.runner import Change, Runner
 from tether.window.setting import ACTIVATIONS, Setting
-from tether.words import parse
 
 __all__ = ["script"]
-
-# the symbol of a letter's argument → the field of a part; a field that its word does not use is left out
-USED = {"γ": "friction", "τ": "temperature", "ε": "coupling", "σ": "noise"}
 
 
 def script(setting: Setting, runners: Sequence[Runner]) -> str:
@@ -128,14 +124,14 @@ def _optimizer(row: Mapping[str, Any], seed: int, runner: Runner) -> list[str]:
     for own in opt.rows:
         group = own.group
         text = f"tether.Part({group['where']!r}, word={group['word']!r}"
-        used = {"lr", "weight_decay", *(USED[s] for s in parse(group["word"]).needs if s in USED)}
+        used = used_by(group["word"])
         text += "".join(f", {name}={_number(group[name])}" for name in NUMERIC if name in used and _worth(name, group))
         text += "" if isinstance(own.surface, Free) else f", on=tether.{own.surface!r}"
         text += "" if own.metric is None else f", metric=tether.{own.metric!r}"
         text += "" if isinstance(own.rhythm, Always) else f", rhythm=tether.{own.rhythm!r}"
         lines += [f"        {text}),"]
     opt.release()
-    return [*lines, "    ],", f"    lr={_number(row.get('lr', 0.1))},", f"    seed={seed},", ")"]
+    return [*lines, "    ],", f"    lr={STEP},", f"    seed={seed},", ")"]
 
 
 def _worth(name: str, group: Mapping[str, Any]) -> bool:

@@ -126,7 +126,7 @@ def serve(port: int = 0, browser: bool = True) -> int:
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     config = uvicorn.Config(
-        application(port), log_level="warning", ws="websockets", ws_max_size=LONGEST, lifespan="off"
+        application(port), log_level="warning", ws="websockets-sansio", ws_max_size=LONGEST, lifespan="off"
     )
     uvicorn.Server(config).run(sockets=[listener])
     return 0

@@ -130,7 +130,7 @@ function axes(pen, w, h, box, ink, xs, ys, title) {
   const [left, right, low, high] = box;
   pen.font = "11px system-ui, sans-serif"; pen.fillStyle = ink; pen.strokeStyle = ink; pen.globalAlpha = 0.75; pen.lineWidth = 1;
   pen.textAlign = "right"; pen.textBaseline = "middle";
-  for (const [y, label] of ys) { const at = high + (low - high) * y; pen.fillText(label, left - 4, at); pen.globalAlpha = 0.15; pen.beginPath(); pen.moveTo(left, at); pen.lineTo(right, at); pen.stroke(); pen.globalAlpha = 0.75; }
+  for (const [y, label] of ys) { const at = low + (high - low) * y; pen.fillText(label, left - 4, at); pen.globalAlpha = 0.15; pen.beginPath(); pen.moveTo(left, at); pen.lineTo(right, at); pen.stroke(); pen.globalAlpha = 0.75; }
   pen.textAlign = "center"; pen.textBaseline = "top";
   for (const [x, label] of xs) pen.fillText(label, left + (right - left) * x, low + 3);
   if (title) { pen.textAlign = "left"; pen.textBaseline = "top"; pen.fillText(title, left + 2, 1); }
@@ -140,6 +140,10 @@ function axes(pen, w, h, box, ink, xs, ys, title) {
 function logTicks(low, high) {
   const ticks = [];
   for (let e = Math.ceil(low - 1e-9); e <= high + 1e-9; e += Math.max(1, Math.ceil((high - low) / 5))) ticks.push([(e - low) / (high - low || 1), e >= -2 && e <= 3 ? String(+(10 ** e).toPrecision(3)) : "1e" + e]);
+  if (ticks.length < 2) for (const m of [1, 1.5, 2, 3, 5, 7]) for (let e = Math.floor(low); e <= high; e++) {
+    const at = (Math.log10(m) + e - low) / (high - low || 1);
+    if (at > 0.03 && at < 1 && !ticks.some(([t]) => Math.abs(t - at) < 0.12)) ticks.push([at, String(+(m * 10 ** e).toPrecision(2))]);
+  }
   return ticks;
 }
 
@@ -207,7 +211,7 @@ class Window {
 
   build() {
     const scene = make("select", { "aria-label": "scene", onchange: () => this.scene(scene.value) }, make("option", { value: "" }, "Scenes …"), ...this.facts.scenes.map((one, i) => make("option", { value: i }, one.name)));
-    this.play = make("button", { className: "main", onclick: () => this.toggle(), title: "Space" }, "▶ Start");
+    this.play = make("button", { className: "main", onclick: () => this.toggle(), title: "Space" }, "Start");
     this.speed = make("select", { "aria-label": "speed", onchange: () => this.send({ type: "speed", speed: +this.speed.value }) }, ...SPEEDS.map(([value, label]) => make("option", { value: value }, label)));
     this.speed.value = "0";
     this.status = make("span", { className: "status", role: "status" });
@@ -245,7 +249,7 @@ class Window {
 
   showRunning(on) {
     this.running = on;
-    if (this.play) { this.play.textContent = on ? "⏸ Pause" : "▶ Start"; this.play.setAttribute("aria-pressed", on); }
+    if (this.play) { this.play.textContent = on ? "Pause" : "Start"; this.play.setAttribute("aria-pressed", on); }
   }
 
   scene(i) {
@@ -325,8 +329,7 @@ class Window {
       this.problemError);
     this.viewControls();
     this.cards = s.dynamics.map((row, i) => new Card(this, i));
-    this.cardbox.replaceChildren(...this.cards.map((card) => card.element),
-      ...(s.dynamics.length < this.facts.most.dynamics ? [make("button", { className: "add", onclick: () => { s.dynamics.push({ method: "sgd", fields: { lr: 0.1 }, label: "SGD" }); this.controls(); this.apply(); } }, "+ another dynamics")] : []));
+    this.cardbox.replaceChildren(...this.cards.map((card) => card.element));
   }
 
   viewControls() {
@@ -335,18 +338,13 @@ class Window {
     const who = make("select", { "aria-label": "which replica is drawn", onchange: () => { this.shot.replica = +who.value; this.look(); } }, make("option", { value: -1 }, "mean of all"), ...Array.from({ length: this.setting.replicas }, (_, i) => make("option", { value: i }, "replica " + i)));
     who.value = String(Math.min(this.shot.replica, this.setting.replicas - 1));
     this.pairBox = make("span", { className: "two", hidden: this.view !== "trail" });
-    this.views.replaceChildren(make("legend", {}, "Below each field"), ...radios, this.pairBox, make("label", {}, "field of", who));
+    this.views.replaceChildren(make("legend", {}, "Below each field"), ...radios, this.pairBox, make("label", {}, "field of", who), make("span", { className: "room" }),
+      make("button", { disabled: this.setting.dynamics.length >= this.facts.most.dynamics, onclick: () => { this.setting.dynamics.push({ method: "sgd", fields: { lr: 0.1 }, label: "SGD" }); this.controls(); this.apply(); } }, "+ another dynamics"));
     this.pairNames();
   }
 
   pairNames() {
     if (!this.names.length || !this.pairBox) return;
-    const entries = [];
-    for (const [name, shape] of this.names) {
-      const count = shape.reduce((a, b) => a * b, 1);
-      for (let k = 0; k < Math.min(count, 60); k++) entries.push([entries.base + k, shape.length > 1 ? `${name}[${Math.floor(k / shape[1])}, ${k % shape[1]}]` : `${name}[${k}]`]);
-      entries.base = (entries.base ?? 0) + count;
-    }
     let base = 0; const options = [];
     for (const [name, shape] of this.names) {
       const count = shape.reduce((a, b) => a * b, 1);
@@ -436,7 +434,7 @@ class Card {
 
   choose(name) {
     const { page } = this;
-    page.setting.dynamics[this.i] = name ? { method: name, fields: { ...page.facts.methods[name].fields }, label: name } : { parts: this.table ?? [{ where: "*", word: "X" }], lr: 0.1, label: "parts" };
+    page.setting.dynamics[this.i] = name ? { method: name, fields: { ...page.facts.methods[name].fields }, label: name } : { parts: this.table?.length ? this.table : [{ where: "*", word: "X" }], label: "parts" };
     page.controls();
     page.apply();
   }
@@ -478,7 +476,7 @@ class Card {
     const { page } = this, part = parts[k];
     const changed = (again) => {
       if (published) {
-        page.setting.dynamics[this.i] = { parts, lr: 0.1, label: (this.row.label ?? this.row.method) + ", edited" };
+        page.setting.dynamics[this.i] = { parts, label: (this.row.label ?? this.row.method) + ", edited" };
         this.select.value = ""; this.label.value = this.row.label;
         const open = document.activeElement?.getAttribute("aria-label");
         this.fill();
@@ -525,8 +523,7 @@ class Card {
     if (row.tensors.some((t) => t.surface)) lines.push(`violation ${row.violation === null ? "not finite" : row.violation.toExponential(1)}`);
     if (row.stopped) lines.push(`${row.stopped} replica(s) diverged and rest`);
     if (row.word) lines.push(row.word);
-    const text = lines.join("\n");
-    if (this.scores.textContent !== text) { this.scores.replaceChildren(...lines.map((line) => make("div", {}, line))); this.scores.textContentCache = text; }
+    if (this.told !== lines.join("\n")) { this.told = lines.join("\n"); this.scores.replaceChildren(...lines.map((line) => make("div", {}, line))); }
     this[this.page.view](f, row);
   }
 
