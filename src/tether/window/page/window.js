@@ -152,8 +152,9 @@ const stepTicks = (last) => [[0, "0"], [0.5, shown(Math.round(last / 2))], [0.97
 // ---------------------------------------------------------------- the page
 
 class Window {
-  constructor(root, connection, first) {
-    this.root = root; this.connection = connection; this.first = first;
+  constructor(root, connection, first, address) {
+    // `first`: a setting to begin with. `address`: the page keeps its setting in the address of the browser.
+    this.root = root; this.connection = connection; this.first = first; this.address = address;
     this.setting = null; this.tables = []; this.names = []; this.points = []; this.frame = null; this.cards = [];
     this.running = false; this.view = "weights"; this.shot = { replica: -1, pair: [0, 1] }; this.sent = 0; this.frames = 0; this.seen = [];
     this.pictures = Array.from({ length: 4 }, () => [new Picture(), new Picture()]);
@@ -196,11 +197,11 @@ class Window {
   }
 
   begin(facts) {
-    const again = this.setting; // after a new start of the process: go on with what is on the page
+    const again = this.setting ?? this.first ?? (this.address ? fromAddress() : null); // also after a new start of the process
     this.facts = facts;
     this.build();
-    this.setting = structuredClone(again ?? this.first ?? fromAddress() ?? facts.scenes[0].setting);
-    if (!again && !this.first && !fromAddress()) this.describe(facts.scenes[0]);
+    this.setting = structuredClone(again ?? facts.scenes[0].setting);
+    if (!again) this.describe(facts.scenes[0]);
     this.controls();
     this.apply(true);
     this.send({ type: "speed", speed: +this.speed.value });
@@ -276,7 +277,7 @@ class Window {
     this.tables = header.tables; this.names = header.names; this.points = header.points;
     this.cards.forEach((card, i) => card.update(this.tables[i]));
     this.pairNames();
-    if (!this.first) history.replaceState(null, "", "#" + encodeURIComponent(JSON.stringify(this.setting)));
+    if (this.address) history.replaceState(null, "", "#" + encodeURIComponent(JSON.stringify(this.setting)));
   }
 
   refused(header) {
@@ -706,9 +707,9 @@ export default {
   render({ model, el }) {
     const root = document.createElement("div");
     el.append(root);
-    new Window(root, byWidget(model), model.get("first") ?? undefined).first ??= null;
+    new Window(root, byWidget(model), model.get("first") ?? null, false);
   },
 };
 
 const home = document.getElementById("tether-window");
-if (home) window.tether = new Window(home, bySocket(), null);
+if (home) window.tether = new Window(home, bySocket(), null, true);
