@@ -98,9 +98,13 @@ class Sleep(Rhythm):
         """Restore the values of sleeping weights."""
         return [one for bed in self.beds(row) for one in bed.rise()]
 
+    def notice(self, row: Row) -> list[Write]:
+        """Nobody sleeps in weights that have been replaced: the values kept for them are of the old ones."""
+        return [one for bed in self.beds(row) for one in bed.replaced()]
+
     def unload(self, row: Row) -> list[Write]:
-        """Restore sleeping weights that are still 0. If they are not 0, new weights have been loaded already."""
-        return [one for bed in self.beds(row) for one in (*bed.replaced(), *bed.rise())]
+        """Restore sleeping weights that have not been replaced."""
+        return [*self.notice(row), *self.rise(row)]
 
     def plan(self, row: Row) -> list[Write]:
         cycle, phase = self.when(row)
