@@ -2,8 +2,8 @@
 
     python benchmarks/explore.py            one table, about a minute; needs chromium and playwright
 
-Four dynamics of 2-20-1 with 10 replicas and a field of 100 × 100. Stretches in which the page draws and stretches in which
-it is silent (it acknowledges no frame, so none is made) alternate; the ratio of their steps a second is the cost.
+Four dynamics of 2-20-1 with 10 replicas and a field of 100 × 100. Stretches in which the page draws and stretches in
+which it is silent (it acknowledges no frame, so none is made) alternate; the ratio of their steps a second is the cost.
 """
 
 import argparse
@@ -34,8 +34,8 @@ SETTING = {
         {"method": "circle_cola_ud", "fields": {"lr": 0.3, "radius": 5.0}},
     ],
 }
-SILENT = "window.speak ??= window.tether.connection.send; window.tether.connection.send = (m) => m.type === 'ack' || speak(m)"
-SPEAK = "window.tether.connection.send = window.speak; window.tether.connection.send({ type: 'ack' })"
+SILENT = "window.speak ??= tether.connection.send; tether.connection.send = (m) => m.type === 'ack' || speak(m)"
+SPEAK = "tether.connection.send = window.speak; tether.connection.send({ type: 'ack' })"
 
 
 def where(page):
