@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from tether.window.dynamics import adjust, build, named_methods, parts_of, same_kind
-from tether.window.facts import about_word, facts
-from tether.window.painter import Painter, finite_values, message, unpacked
+from tether.window.catalogue import about_word, catalogue
+from tether.window.dynamics import adjust, named_methods, optimizer_of, parts_of, same_kind
+from tether.window.painter import Painter, arrays_of, finite_values, message
 from tether.window.problems import problem_of
 from tether.window.runner import Runner
 from tether.window.scenes import SCENES
-from tether.window.setting import SettingError, checked, plain
+from tether.window.setting import SettingError, as_values, read_setting
 
 
 def network(**given):
-    setting = checked({"replicas": 2, **given})
+    setting = read_setting({"replicas": 2, **given})
     return problem_of(setting).replicas(setting)
 
 
 def test_a_setting_survives_its_way_to_the_page_and_back():
     for scene in SCENES:
-        setting = checked(scene["setting"])
-        assert checked(plain(setting)) == setting
+        setting = read_setting(scene["setting"])
+        assert read_setting(as_values(setting)) == setting
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_setting_survives_its_way_to_the_page_and_back():
 )
 def test_values_out_of_range_are_refused_with_their_place(given, at):
     with pytest.raises(SettingError) as caught:
-        checked(given)
+        read_setting(given)
     assert caught.value.at == at
 
 
@@ -76,45 +76,45 @@ def test_values_out_of_range_are_refused_with_their_place(given, at):
 )
 def test_dynamics_are_refused_by_the_library_with_the_place_in_the_row(row, at, caret):
     with pytest.raises(SettingError) as caught:
-        build(row, network(), seed=0)
+        optimizer_of(row, network(), seed=0)
     assert (caught.value.at, caught.value.caret) == (at, caret)
 
 
 def test_every_published_method_can_be_opened_as_a_table_that_is_the_same_method():
     for name in named_methods():
         nets = network(hidden=[6])
-        opt = build({"method": name, "fields": {}}, nets, seed=0)
+        opt = optimizer_of({"method": name, "fields": {}}, nets, seed=0)
         table = parts_of(opt)
         getattr(opt, "release", lambda: None)()
         if name != "adam":
-            again = build({"parts": table}, network(hidden=[6]), seed=0)
+            again = optimizer_of({"parts": table}, network(hidden=[6]), seed=0)
             assert same_kind(opt, again), name
             assert adjust(opt, again) == [], name
 
 
 def test_numbers_are_changed_in_place_and_structure_is_not():
-    opt = build({"method": "langevin", "fields": {"friction": 1.0}}, network(), 0)
-    hotter = build({"method": "langevin", "fields": {"friction": 1.0, "temperature": 0.5}}, network(), 0)
+    opt = optimizer_of({"method": "langevin", "fields": {"friction": 1.0}}, network(), 0)
+    hotter = optimizer_of({"method": "langevin", "fields": {"friction": 1.0, "temperature": 0.5}}, network(), 0)
     assert same_kind(opt, hotter)
     assert adjust(opt, hotter) == [(0, "temperature", 0.5)]
     assert opt.param_groups[0]["temperature"] == 0.5
-    assert not same_kind(opt, build({"method": "sgd"}, network(), 0))
-    assert not same_kind(opt, build({"parts": [{"word": "BAOAB", "on": {"kind": "Circle"}}]}, network(), 0))
+    assert not same_kind(opt, optimizer_of({"method": "sgd"}, network(), 0))
+    assert not same_kind(opt, optimizer_of({"parts": [{"word": "BAOAB", "on": {"kind": "Circle"}}]}, network(), 0))
 
 
 def test_a_csv_is_read_and_its_errors_name_the_line():
     text = "x,y,class\n" + "".join(f"{i},{-i},{i % 3}\n" for i in range(9))
-    problem = problem_of(checked({"problem": {"kind": "csv", "text": text}, "batch": None}))
+    problem = problem_of(read_setting({"problem": {"kind": "csv", "text": text}, "batch": None}))
     assert problem.classes == 3
     assert problem.train[0].tolist()[4] == [4.0, -4.0]
     for bad, word in (("1,2,3\n" * 2 + "1,2\n" * 3, "line 3"), ("1,2,3\n", "1 lines"), ("1,2,0\n" * 5, "1 classes")):
         with pytest.raises(SettingError, match=word):
-            problem_of(checked({"problem": {"kind": "csv", "text": bad}}))
+            problem_of(read_setting({"problem": {"kind": "csv", "text": bad}}))
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene["name"])
 def test_every_scene_runs_and_is_painted(scene):
-    setting = checked({**scene["setting"], "replicas": 2})
+    setting = read_setting({**scene["setting"], "replicas": 2})
     problem = problem_of(setting)
     runners = [Runner(setting, problem, row) for row in setting.dynamics]
     for runner in runners:
@@ -125,7 +125,7 @@ def test_every_scene_runs_and_is_painted(scene):
     painter = Painter(setting, problem)
     with torch.no_grad():
         header, body = painter.frame([runner.snapshot() for runner in runners], {"replica": -1, "pair": (0, 1)})
-    arrays = unpacked(header, body)
+    arrays = arrays_of(header, body)
     for i in range(len(runners)):
         assert arrays[f"trail{i}"].shape == (3, 2)
         assert np.isfinite(arrays[f"slice{i}"]).all()
@@ -133,11 +133,11 @@ def test_every_scene_runs_and_is_painted(scene):
 
 
 def test_the_field_and_the_scores_are_those_of_the_networks():
-    setting = checked({"hidden": [7, 5], "activation": "tanh", "replicas": 3})
+    setting = read_setting({"hidden": [7, 5], "activation": "tanh", "replicas": 3})
     problem = problem_of(setting)
     runner = Runner(setting, problem, {"method": "sgd"})
     header, body = Painter(setting, problem).frame([runner.snapshot()], {"replica": 1, "pair": (0, 1)})
-    field = unpacked(header, body)["field0"][0]
+    field = arrays_of(header, body)["field0"][0]
     left, right, low, high = problem.frame
     corner = torch.tensor([[left, low], [right, low], [left, high]])
     want = runner.nets[1](corner).sigmoid().flatten()
@@ -150,7 +150,7 @@ def test_the_field_and_the_scores_are_those_of_the_networks():
 def test_facts_hold_every_letter_and_plain_values_only():
     import json
 
-    known = facts()
+    known = catalogue()
     json.dumps(known, allow_nan=False)
     assert known["letters"]["A"] == "Drift (2.53a): θ ← θ + h p."
     assert about_word("BAOAB")["about"].startswith("BAOAB: B(½h′ + ½h)")

@@ -23,7 +23,18 @@ from tether.surfaces import Circle, Free, Orthogonal, Sphere
 from tether.window.setting import Field, SettingError
 from tether.words import WordError, parse
 
-__all__ = ["ADAM", "CHOICES", "NUMBERS", "STEP", "adjust", "build", "named_methods", "parts_of", "same_kind", "used_by"]
+__all__ = [
+    "ADAM",
+    "CHOICES",
+    "NUMBERS",
+    "STEP",
+    "adjust",
+    "named_methods",
+    "optimizer_of",
+    "parts_of",
+    "same_kind",
+    "used_by",
+]
 
 ADAM = "adam"
 WHOLE_LOSS = ("hmc", "mala")  # these test proposals by the loss of all points, and the window trains on minibatches
@@ -78,7 +89,7 @@ def _fields(method: Any) -> dict[str, Any]:
     return fields
 
 
-def build(row: Mapping[str, Any], model: Replicas, seed: int) -> torch.optim.Optimizer:
+def optimizer_of(row: Mapping[str, Any], model: Replicas, seed: int) -> torch.optim.Optimizer:
     """The optimizer of a row. Raises `SettingError` with the place of what is wrong."""
     unknown = sorted(set(row) - {"method", "fields", "parts", "label"})
     if unknown:
@@ -232,7 +243,7 @@ def adjust(opt: torch.optim.Optimizer, wanted: torch.optim.Optimizer) -> list[tu
 
 
 def parts_of(opt: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The table of an optimizer as plain values, as `build` takes them."""
+    """The table of an optimizer as plain values, as `optimizer_of` takes them."""
     if not isinstance(opt, Optimizer):
         return []
     table = []

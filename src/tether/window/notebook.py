@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tether.window.facts import facts
+from tether.window.catalogue import catalogue
 from tether.window.painter import finite_values
 from tether.window.session import Session
-from tether.window.setting import checked, plain
+from tether.window.setting import as_values, read_setting
 
 __all__ = ["explore"]
 
@@ -22,7 +22,7 @@ def explore(setting: dict[str, Any] | None = None) -> Any:
     ``explore()`` begins with the first scene. A setting is what the page puts into its address. What is left out
     has its default: ``explore({"hidden": [40], "dynamics": [{"method": "adlala"}]})``.
     """
-    given = None if setting is None else plain(checked(setting))
+    given = None if setting is None else as_values(read_setting(setting))
     try:
         import anywidget
         import traitlets
@@ -43,7 +43,7 @@ def explore(setting: dict[str, Any] | None = None) -> Any:
             if isinstance(content, dict) and content.get("type") == "hello":
                 self.close_session()
                 self.session = Session(self._post, frames_per_second=30)
-                self._post(facts(), None)
+                self._post(catalogue(), None)
             elif self.session is not None:
                 self.session.receive(content)
 

@@ -16,7 +16,7 @@ from tether.window.problems import Problem, energy
 from tether.window.runner import Snapshot
 from tether.window.setting import Setting
 
-__all__ = ["Painter", "finite_values", "message", "packed", "unpacked"]
+__all__ = ["Painter", "arrays_of", "finite_values", "message", "packed"]
 
 FIELD, COARSE = 100, 40  # points along a side of the field, at best and at worst
 BUDGET = 6e7  # products for the field of one dynamics in a frame; a larger network gets a coarser one
@@ -282,7 +282,7 @@ def packed(arrays: Mapping[str, np.ndarray]) -> tuple[list[list[Any]], bytes]:
     return places, b"".join(pieces)
 
 
-def unpacked(header: Mapping[str, Any], body: bytes) -> dict[str, np.ndarray]:
+def arrays_of(header: Mapping[str, Any], body: bytes) -> dict[str, np.ndarray]:
     """The arrays of a frame, for those who look at it from Python."""
     kinds = {"u1": np.uint8, "f4": np.float32}
     found = {}

@@ -11,7 +11,7 @@ import torch
 from tether.loop.record import Log, Record
 from tether.loop.run import Run
 from tether.optimizer import Optimizer
-from tether.window.dynamics import adjust, build, same_kind
+from tether.window.dynamics import adjust, optimizer_of, same_kind
 from tether.window.problems import Problem
 from tether.window.setting import Setting
 
@@ -52,7 +52,7 @@ class Runner:
     def __init__(self, setting: Setting, problem: Problem, row: Mapping[str, Any]) -> None:
         self.setting, self.problem, self.row, self.first = setting, problem, row, row
         self.nets = problem.replicas(setting)
-        self.opt = build(row, self.nets, setting.seed)
+        self.opt = optimizer_of(row, self.nets, setting.seed)
         self.log, self.step, self.rebuilt = Log(Record()), 0, 0
         self.word, self.failed = "", False
         self.changes: list[Change] = []
@@ -98,7 +98,7 @@ class Runner:
             self.run.release()
             self.rebuilt += 1
             seed = self.setting.seed + self.rebuilt  # the noise of a new optimizer begins anew: by another name
-            self.opt = build(row, self.nets, seed)
+            self.opt = optimizer_of(row, self.nets, seed)
             self.changes.append(Change(self.step, row=row, seed=seed))
             self.log.stopped.clear()
             self._begin()

@@ -13,7 +13,7 @@ from tether.optimizer import Optimizer
 from tether.part import NUMERIC
 from tether.rhythms import Always
 from tether.surfaces import Free
-from tether.window.dynamics import ADAM, STEP, build, used_by
+from tether.window.dynamics import ADAM, STEP, optimizer_of, used_by
 from tether.window.runner import Change, Runner
 from tether.window.setting import ACTIVATIONS, Setting
 
@@ -108,7 +108,7 @@ def _optimizer(row: Mapping[str, Any], seed: int, runner: Runner) -> list[str]:
     if row.get("method") == ADAM:
         lr = row.get("fields", {}).get("lr", 0.005)
         return [f"opt = torch.optim.Adam(nets.parameters(), lr={lr!r})"]
-    opt = build(row, runner.problem.replicas(runner.setting), seed)
+    opt = optimizer_of(row, runner.problem.replicas(runner.setting), seed)
     assert isinstance(opt, Optimizer)
     if "parts" not in row:
         fields = "".join(

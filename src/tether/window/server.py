@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tether.window.facts import facts
+from tether.window.catalogue import catalogue
 from tether.window.painter import finite_values, message
 from tether.window.session import Session
 
@@ -84,7 +84,7 @@ def application(port: int) -> Any:
         session = Session(send)
         post = asyncio.create_task(deliver())
         try:
-            await page.send_text(json.dumps(finite_values(facts())))
+            await page.send_text(json.dumps(finite_values(catalogue())))
             while True:
                 session.receive(_read(await page.receive_text()))
         except (WebSocketDisconnect, RuntimeError):

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from tether.window.dynamics import build, parts_of
-from tether.window.facts import about_word
+from tether.window.catalogue import about_word
+from tether.window.dynamics import optimizer_of, parts_of
 from tether.window.painter import Painter
 from tether.window.problems import Problem, problem_of
 from tether.window.runner import Runner, Snapshot
 from tether.window.script import script
-from tether.window.setting import Setting, SettingError, checked, plain
+from tether.window.setting import Setting, SettingError, as_values, read_setting
 
 __all__ = ["Session"]
 
@@ -83,7 +83,7 @@ class Session:
 
     def on_set(self, command: Mapping[str, Any]) -> None:
         """Go on with another setting; with ``fresh`` from the start. If it is wrong, nothing changes."""
-        setting = checked(command.get("setting"))
+        setting = read_setting(command.get("setting"))
         old, fresh = self.setting, bool(command.get("fresh"))
         problem = problem_of(setting)
         if old is None or fresh or setting.network != old.network:
@@ -94,7 +94,7 @@ class Session:
         self.setting, self.problem = setting, problem
         self._watch()
         tables = [parts_of(runner.opt) for runner in self.runners]
-        reply = {"type": "setting", "setting": plain(setting), "tables": tables, "id": command.get("id")}
+        reply = {"type": "setting", "setting": as_values(setting), "tables": tables, "id": command.get("id")}
         self._send({**reply, "names": self._names(), "points": _points(problem)}, None)
         self._wanted.set()
 
@@ -111,7 +111,7 @@ class Session:
         spare = self.problem.replicas(setting)
         for i, row in enumerate(setting.dynamics):
             try:
-                wanted.append(build(row, spare, setting.seed))
+                wanted.append(optimizer_of(row, spare, setting.seed))
             except SettingError as error:
                 raise error.inside("dynamics", i) from None
             release = getattr(wanted[-1], "release", None)

@@ -18,8 +18,8 @@ __all__ = [
     "Field",
     "Setting",
     "SettingError",
-    "checked",
-    "plain",
+    "as_values",
+    "read_setting",
 ]
 
 MOST_REPLICAS, MOST_ROWS, MOST_POINTS, WIDEST, DEEPEST = 50, 4, 5000, 256, 8
@@ -48,7 +48,7 @@ class Field:
     whole: bool = False
     log: bool = False
 
-    def checked(self, name: str, value: Any) -> float:
+    def read_setting(self, name: str, value: Any) -> float:
         """The value as a number in range. Raises if it is none."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise SettingError([name], f"{name}={value!r} must be a number from {self.least:g} to {self.most:g}")
@@ -81,7 +81,7 @@ PROBLEMS: dict[str, dict[str, Field]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What the window trains: see `checked` for where it comes from."""
+    """What the window trains: see `read_setting` for where it comes from."""
 
     problem: dict[str, Any]
     hidden: tuple[int, ...]
@@ -97,7 +97,7 @@ class Setting:
         return (repr(self.problem), self.hidden, self.activation, self.batch, self.replicas, self.seed)
 
 
-def checked(given: Any) -> Setting:
+def read_setting(given: Any) -> Setting:
     """A setting from the values of a page. Raises `SettingError` for the first that cannot be used."""
     given = _mapping([], given)
     problem = _problem(given.get("problem", {"kind": "spiral"}))
@@ -125,7 +125,7 @@ def checked(given: Any) -> Setting:
     )
 
 
-def plain(setting: Setting) -> dict[str, Any]:
+def as_values(setting: Setting) -> dict[str, Any]:
     """The setting as the page writes it."""
     return {
         "problem": setting.problem,

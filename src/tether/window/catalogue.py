@@ -12,7 +12,7 @@ from tether.window.scenes import SCENES
 from tether.window.setting import ACTIVATIONS, MOST_REPLICAS, MOST_ROWS, PROBLEMS
 from tether.words import WordError, parse
 
-__all__ = ["about_word", "facts"]
+__all__ = ["about_word", "catalogue"]
 
 SYMBOLS = {
     "lr": "h, the step size. A word with momenta moves by h² per gradient.",
@@ -24,7 +24,7 @@ SYMBOLS = {
 }
 
 
-def facts() -> dict[str, Any]:
+def catalogue() -> dict[str, Any]:
     """Everything that the controls are made from, as plain values."""
     choices = {
         name: {kind: {"settings": settings, "about": _first_line(make)} for kind, (make, settings) in kinds.items()}
