@@ -48,7 +48,7 @@ class Field:
     whole: bool = False
     log: bool = False
 
-    def read_setting(self, name: str, value: Any) -> float:
+    def checked(self, name: str, value: Any) -> float:
         """The value as a number in range. Raises if it is none."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise SettingError([name], f"{name}={value!r} must be a number from {self.least:g} to {self.most:g}")
