@@ -37,7 +37,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)  # Playwright evaluates strings
     page.set_default_timeout(60_000)
     wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -142,6 +142,18 @@ def test_a_published_method_is_edited_as_a_table(page):
     assert page.get_by_label("method of dynamics 1").input_value() == ""
 
 
+def test_the_page_works_under_its_own_policy(browser, address):
+    page = browser.new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    page.goto(address)
+    page.get_by_text("Three runs differ in temperature alone").wait_for(timeout=60_000)
+    page.get_by_role("button", name="Step", exact=True).click()
+    page.get_by_text("step 1 ").wait_for(timeout=60_000)
+    page.close()
+    assert said == []
+
+
 def test_every_view_is_drawn(page):
     steps(page, 3)
     painted = """() => {
@@ -205,7 +217,7 @@ def test_scenes_narrow_screens_and_names_for_screen_readers(page):
 
 def test_when_the_process_is_killed_the_page_says_so_and_goes_on_with_the_next(browser):
     with serving() as (address, process):
-        page = browser.new_page()
+        page = browser.new_page(bypass_csp=True)
         page.goto(address)
         page.wait_for_function("window.tether.frame !== null", timeout=60_000)
         process.kill()

@@ -117,6 +117,7 @@ def serve(port: int = 0, browser: bool = True) -> int:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen(64)  # from here on a browser waits, however long the rest takes
     except (OSError, OverflowError) as error:
         print(f"tether: port {port} cannot be used ({error}): choose another, or none for a free one", file=sys.stderr)
         return 1
