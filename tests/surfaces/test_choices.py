@@ -1,4 +1,4 @@
-"""The choices that section 4.7.2 leaves open: which normals, SHAKE or RATTLE, the oblique circle, K iterations, penalties.
+"""What section 4.7.2 leaves open: which normals, SHAKE or RATTLE, the oblique circle, K iterations, penalties.
 
 Each is compared with the printed lines, evaluated literally.
 """
