@@ -8,7 +8,7 @@ from tether.measure import boundary_curvature, prediction_gradient
 from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, recipe, study
 from tether_studies.judges import every, less, near
-from tether_studies.planar import ACCURACY, LOSS, Task, draw_classifier, learn, starts
+from tether_studies.planar import ACCURACY, LOSS, Task, draw_classifier, learn, scores, starts
 from tether_studies.quantities import of_key
 
 H, RADII, WARM = 0.05, (1.0, 5.0), 5e-5
@@ -82,9 +82,11 @@ class BoundedWeights(Experiment):
     def piece(self, made: Recipe, seed: int) -> Results:
         """Train, then measure every run."""
         nets, steps = starts(SPIRAL, self.runs, seed), self.epochs * SPIRAL.train // SPIRAL.batch
-        found = learn(SPIRAL, made, steps, self.runs, seed, nets=nets, records=40, portraits=True)
+        sets = SPIRAL.sets(self.runs, seed)
+        found = learn(SPIRAL, made, steps, self.runs, seed, nets=nets, sets=sets, records=40, portraits=True)
         results = {key: found[key] for key in ("steps", "classifier", "points", "classes", "median")}
         results |= {"loss": found["loss"].squeeze(1), "accuracy": found["accuracy"].squeeze(1)}
+        results["training loss"] = scores(nets, *sets[:2])["loss"]
         bent = boundary_curvature(nets, SPIRAL.frame, smoothing=self.smoothing, grid=self.grid)
         steep = prediction_gradient(nets, SPIRAL.frame)
         for name in ("mean", "std", "max"):
