@@ -109,19 +109,19 @@ class BoundedWeights(Experiment):
 
     def claims(self, results: Results) -> Found:
         ends, radii = ACCURACY.of(results), self.by_radius(results)
-        yield ACCURACY.more(results, OURS, "SGD", paired=True, names=("SGD", *OURS))
-        yield LOSS.less(results, OURS, FREE, paired=True, names=METHODS)
+        yield ACCURACY.more(results, OURS, "SGD", names=("SGD", *OURS))
+        yield LOSS.less(results, OURS, FREE, names=METHODS)
         yield ACCURACY.listed(results, *FREE), near(ends["SGD with WD"] - ends["SGD"], 0.0, within=2.0)
-        pairs = {f"{a} > {b}": CURVATURE.more(results, a, b, paired=True)[1] for a, b in pairwise((*FREE, *OURS))}
+        pairs = {f"{a} > {b}": CURVATURE.more(results, a, b)[1] for a, b in pairwise((*FREE, *OURS))}
         yield f"smoothed over {self.smoothing}: {CURVATURE.listed(results, *METHODS)}", every(pairs)
         said = "mean |gradient| of the prediction along y = 0 and x = 0: "
-        yield STEEPNESS.less(results, "C-SGLD", "SGD", paired=True, told=said, names=("SGD", "C-SGLD"))
-        pairs = {f"{a} < {b}": STEEPNESS.less(radii, a, b, paired=True)[1] for a, b in pairwise(radii)}
+        yield STEEPNESS.less(results, "C-SGLD", "SGD", told=said, names=("SGD", "C-SGLD"))
+        pairs = {f"{a} < {b}": STEEPNESS.less(radii, a, b)[1] for a, b in pairwise(radii)}
         yield f"mean |gradient| of C-SGLD: {STEEPNESS.listed(radii)}", every(pairs)
         warm = {f"τ = {τ:g}": found for τ, found in self.by_temperature(results).items()}
         bent = CURVATURE.of(warm)
         best = bent.pop(f"τ = {WARM:g}")
-        yield CURVATURE.listed(warm), every({label: less(best, x, paired=True) for label, x in bent.items()})
+        yield CURVATURE.listed(warm), every({label: less(best, x) for label, x in bent.items()})
 
     def tables(self, results: Results) -> list[Table]:
         """Tables 4.1 and 4.5 over all runs together, with our own measure beside the thesis's estimate."""
