@@ -16,7 +16,18 @@ from tether_studies.blocks import BLOCKS, Training, halved, lines, residual, tra
 from tether_studies.drawing import WHOLE
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, less, more, plus_minus, undecided, yes
-from tether_studies.lines import ACCURACY, BARRIER, DISTANCE, SHAPES, State, all_are, counted, gathered, state_of
+from tether_studies.lines import (
+    ACCURACY,
+    BARRIER,
+    DISTANCE,
+    SHAPES,
+    State,
+    all_are,
+    counted,
+    gathered,
+    graded,
+    state_of,
+)
 from tether_studies.quantities import within
 
 CONVOLUTIONAL = BLOCKS[:4]
@@ -130,8 +141,8 @@ class OtherStarts(Experiment):
         return state
 
     def tabled(self, results: Results) -> dict[str, Results]:
-        keys = ("losses", "shapes", "barriers", "accuracy", "distance")
-        return {name: {key: gathered(results, f"{name}: {key}") for key in keys} for name in STARTS}
+        keys = ("losses", "accuracy", "distance")
+        return {name: graded({key: gathered(results, f"{name}: {key}") for key in keys}) for name in STARTS}
 
     def claims(self, results: Results) -> Found:
         found = self.tabled(results)
@@ -270,7 +281,7 @@ class Influences(Experiment):
         """What the runs of every case found, that of the whole network also by itself."""
         cases = {name: within(results, name) for name, _ in results}
         keys = {name: next(iter(runs.values())) for name, runs in cases.items()}
-        return {x: {key.removeprefix("net: "): gathered(cases[x], key) for key in keys[x]} for x in cases}
+        return {x: graded({key.removeprefix("net: "): gathered(cases[x], key) for key in keys[x]}) for x in cases}
 
     def resisting(self, found: dict[str, Results]) -> list[str]:
         """The blocks whose lines have barriers in most runs; if none has, the two whose lines climb highest."""
