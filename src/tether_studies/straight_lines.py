@@ -109,9 +109,9 @@ class StraightLines(Experiment):
             yield counted(one["shapes"]) + accuracy, all_are(shape, one["shapes"], count)
         rises = highest(results["spiral"], own)
         said = f"by {rises.mean():.2f}, from {rises.min():.2f} to {rises.max():.2f}"
-        yield said, more(rises, np.zeros(self.runs))
+        yield said, more(rises, 0.0)
         near, far = (found["spiral", line]["barriers"] for line in (own, other))
-        yield f"barriers of {far.mean():.2f} instead of {near.mean():.2f}", less(near, far, paired=True)
+        yield f"barriers of {far.mean():.2f} instead of {near.mean():.2f}", less(near, far)
 
     def draw(self, results: Results) -> Figures:
         """Figure 6.1A, and the layers below it."""
@@ -198,7 +198,7 @@ class Widths(Experiment):
         yield said, every({name: near(line["accuracies"], 100, 0.5) for name, line in nets.items()})
         early, late = (barred(results["narrow"], layers) for layers in (SEVEN[:EARLY], SEVEN[EARLY:]))
         said = f"barriers on {100 * early.mean():.0f} % of the lines of layers 1 to 4 and {100 * late.mean():.0f} % of"
-        yield f"{said} later ones ({widths['narrow']})", more(early, late, paired=True)
+        yield f"{said} later ones ({widths['narrow']})", more(early, late)
         shapes, height = nets["narrow"]["shapes"], nets["narrow"]["barriers"]
         often = bool((shapes == "barrier").mean() > 0.5)
         yield counted(shapes), yes(often, f"more than half of {self.runs} runs")
@@ -297,9 +297,9 @@ class Planes(Experiment):
         adam, adlala = END.of(lines[MNIST]).values()
         yield END.listed(lines[MNIST]), near(adlala, adam, 0.05)
         yield told[TWO], yes(min(barred[TWO]) > 0.5, f"in more than half of {self.runs} runs of each")
-        yield BARRIER.more(two, "AdLaLa", "Adam", paired=True, names=METHODS)
-        lower = {"loss": END.less(two, "AdLaLa", "Adam", paired=True)[1]}
-        lower["accuracy"] = RIGHT.more(two, "AdLaLa", "Adam", paired=True)[1]
+        yield BARRIER.more(two, "AdLaLa", "Adam", names=METHODS)
+        lower = {"loss": END.less(two, "AdLaLa", "Adam")[1]}
+        lower["accuracy"] = RIGHT.more(two, "AdLaLa", "Adam")[1]
         texts = (f"{m} {plus_minus(x['accuracies'])} %, loss {END.cell(x)}" for m, x in two.items())
         yield ", ".join(texts), every(lower)
         across = {name: float((results[name]["across"] == "barrier").mean()) for name in (MNIST, TWO)}
