@@ -58,7 +58,7 @@ def residual(width: int, depth: int = 1) -> nn.Sequential:
 
 
 def vgg(width: int, narrowed: Sequence[str] = ()) -> nn.Sequential:
-    """VGG-11 with BatchNorm, its layers L1 to L11; those named have half of their outputs. With width 64 it is whole."""
+    """VGG-11 with BatchNorm, its layers L1 to L11; those named have half the outputs. The thesis's has width 64."""
     outputs = [width * many // (2 if name in narrowed else 1) for name, many in zip(LAYERS, CHANNELS, strict=False)]
     parts: list[tuple[str, nn.Module]] = []
     for i, (name, a, b) in enumerate(zip(LAYERS, [3, *outputs], [*outputs, 10], strict=True), 1):
@@ -137,7 +137,7 @@ def train(net: nn.Sequential, data: Pair, training: Training, seed: int) -> Stat
         x, y = next(batches)
         opt.zero_grad()
         with casting(training.precision):
-            loss = cross_entropy(net(x.contiguous(memory_format=torch.channels_last)), y)
+            loss = cross_entropy(net(x), y)
         loss.backward()
         opt.step()
         schedule.step()
@@ -155,7 +155,6 @@ def lines(
     precision: str = "auto",
 ) -> Results:
     """The line from start to end and those of single groups of tensors (6.2); test accuracy and distance (6.3)."""
-    test = test[0].contiguous(memory_format=torch.channels_last), test[1]
     with casting(precision):
         results = packed("net", [linear_path(net, start, end, test, points)])
         for name, path in layer_paths(net, start, end, test, points, groups or {}).items():
