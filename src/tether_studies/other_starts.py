@@ -137,9 +137,9 @@ class OtherStarts(Starts):
     caption = "Means ± standard errors"
     runs: int = at(4, quick=2, full=10)
     width: int = at(8, quick=2, full=64)
-    images: int = at(2500, quick=256, full=5000)
-    other: int = at(7500, quick=256, full=5000)  # pictures to pre-train on
-    test: int = at(2000, quick=100, full=5000)
+    images: int = at(2500, quick=128, full=5000)
+    other: int = at(7500, quick=128, full=5000)  # pictures to pre-train on
+    test: int = at(2000, quick=50, full=5000)
     epochs: int = at(30, quick=1, full=100)
     long: int = at(200, quick=10, full=500)  # epochs on random labels, at most
     points: int = at(26, quick=4, full=51)
@@ -262,8 +262,8 @@ class RandomBlocks(Starts):
     caption = "Means ± standard errors"
     runs: int = at(4, quick=2, full=10)
     width: int = at(8, quick=2, full=64)
-    images: int = at(2500, quick=256, full=5000)
-    test: int = at(2000, quick=100, full=5000)
+    images: int = at(2500, quick=128, full=5000)
+    test: int = at(2000, quick=50, full=5000)
     epochs: int = at(30, quick=1, full=100)
     long: int = at(200, quick=10, full=500)  # epochs on random labels, at most
     points: int = at(26, quick=4, full=51)
