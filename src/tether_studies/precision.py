@@ -32,8 +32,8 @@ def casting(precision: str) -> torch.autocast:
 def channels_last(net: nn.Module) -> nn.Module:
     """The network itself, its convolutions' weights in the order in which they are fastest on a CPU.
 
-    One with a 1 × 1 convolution from fewer than 8 channels is left as it is: the backward pass of torch 2.13 then writes
-    beyond its memory on processors with AVX2.
+    One with a 1 × 1 convolution from fewer than 8 channels is left as it is: with that the backward pass of torch 2.13
+    writes beyond its memory on processors with AVX2.
     """
     narrow = (m for m in net.modules() if isinstance(m, nn.Conv2d) and m.in_channels < 8 and m.kernel_size == (1, 1))
     if not any(True for _ in narrow):
