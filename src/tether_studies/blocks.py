@@ -92,7 +92,7 @@ def norm_groups(net: nn.Module, block: str) -> dict[str, list[str]]:
         names = [f"{place}.{name}" for name, _ in module.named_parameters(recurse=False)]
         found["BatchNorm weights" if norm else "convolutions"] += names
         found["running statistics"] += [f"{place}.{name}" for name, _ in module.named_buffers(recurse=False)]
-    return {"whole block": [name for names in found.values() for name in names], **found}
+    return found
 
 
 def halved(train: bool, first: int, last: int) -> Pair:

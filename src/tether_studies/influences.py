@@ -33,7 +33,7 @@ DECAYS, RATES = (0.0, 1e-4, 5e-4, 5e-3), (0.1, 0.01, 0.001)
 ALL, FEWER, STILL, DEEPER, UNNORMED = "base", "fewer pictures", "no augmentation", "deeper", "no BatchNorm"
 BOTH, BRIGHTER, SLOW = "fewer pictures, no augmentation", "more augmentation", "h = 0.01"
 GROUPS = ("convolutions", "BatchNorm weights", "running statistics")  # of the third block
-THIRD = "whole block"
+THIRD = "B3"
 
 
 def unreliable(found: dict[str, Results]) -> tuple[str, Judgement]:
@@ -114,7 +114,7 @@ class Influences(Cases):
         """All but those of Table 6.2, which depend on where barriers are."""
         build, blocks = partial(residual, self.width), {block: f"{block}.*" for block in BLOCKS}
         base = Case(build, Training(self.epochs), self.images, blocks)
-        third = norm_groups(build(), "B3")
+        third = norm_groups(build(), THIRD)
         found = {ALL: replace(base, groups={**blocks, **third}), FEWER: replace(base, images=self.fewer)}
 
         def changed(case: Case = base, **changes: Any) -> Case:
@@ -202,7 +202,7 @@ class Influences(Cases):
         rates = {f"h = {x:g}": f"fixed h = {x:g}" for x in RATES}
         for title, names in (("weight decay (6.7)", decays), ("fixed step size (6.8)", rates)):
             groups[title] = {label: found[name]["losses"] for label, name in names.items()}
-        groups["third block (6.18)"] = {group: found[ALL][f"{group}: losses"] for group in (THIRD, *GROUPS)}
+        groups["third block (6.18)"] = {x: found[ALL][f"{x}: losses"] for x in (THIRD, *GROUPS)}
         return {"influences": drawing.lines(groups, 4, mean=True)[0]}
 
 

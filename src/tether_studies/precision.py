@@ -4,6 +4,7 @@ Weights, gradients and the state of the optimizer are float32 in any case. Convo
 bfloat16 under torch's autocast, losses and BatchNorm's statistics in float32.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def in_bfloat16(precision: str) -> bool:
     """Is it bfloat16? ``"auto"`` is where the processor has instructions for it."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, PRECISIONS))}")
-    able: dict[str, Any] = torch.cpu.get_capabilities()
+    able: Mapping[str, Any] = torch.cpu.get_capabilities()
     return precision == "bfloat16" or (precision == "auto" and any(able.get(one) for one in FAST))
 
 
