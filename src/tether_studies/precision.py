@@ -21,7 +21,7 @@ def in_bfloat16(precision: str) -> bool:
     """Is it bfloat16? ``"auto"`` is where the processor has instructions for it."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} must be one of {', '.join(map(repr, PRECISIONS))}")
-    able: Mapping[str, Any] = torch.cpu.get_capabilities()
+    able: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch has none
     return precision == "bfloat16" or (precision == "auto" and any(able.get(one) for one in FAST))
 
 
