@@ -42,6 +42,7 @@ class Training:
     brightness: float = 0.0  # pixels are multiplied by up to 1 ± this
     rates: tuple[tuple[str, float], ...] = ()  # step sizes of single blocks
     decays: tuple[tuple[str, float], ...] = ()  # weight decays of single blocks
+    batch: int = BATCH
     precision: str = "auto"
 
 
@@ -104,11 +105,11 @@ def halved(train: bool, first: int, last: int) -> Pair:
 def minibatches(data: Pair, training: Training, seed: int) -> Iterator[Pair]:
     """Epoch after epoch, in random order; augmented by shifts and mirrors, and by brightness."""
     x, y = data
-    shifted = Shifted(x, y, BATCH, seed)
+    shifted = Shifted(x, y, training.batch, seed)
     draws = torch.Generator().manual_seed(seed)
     while True:
         if not training.augment:
-            for chosen in torch.randperm(len(x), generator=draws).split(BATCH):
+            for chosen in torch.randperm(len(x), generator=draws).split(training.batch):
                 yield x[chosen], y[chosen]
             continue
         for images, labels in shifted:
@@ -121,7 +122,7 @@ def brightened(x: torch.Tensor, by: float, draws: torch.Generator) -> torch.Tens
     return ((x + 2) * factor - 2).clamp_(-2, 2)
 
 
-def train(net: nn.Sequential, data: Pair, training: Training, seed: int) -> State:
+def train(net: nn.Module, data: Pair, training: Training, seed: int) -> State:
     """Train a network where it stands; returns the state it ends in. The seed names minibatches and augmentation."""
     groups, rates, decays = [], dict(training.rates), dict(training.decays)
     for name, part in net.named_children():
@@ -129,7 +130,7 @@ def train(net: nn.Sequential, data: Pair, training: Training, seed: int) -> Stat
         groups.append({"params": list(part.parameters()), **own})
     channels_last(net)
     opt = torch.optim.SGD(groups, momentum=0.9)
-    steps = training.epochs * -(-len(data[0]) // BATCH)
+    steps = training.epochs * -(-len(data[0]) // training.batch)
     schedule = torch.optim.lr_scheduler.MultiStepLR(opt, [max(1, int(part * steps)) for part in training.drops], 0.1)
     batches = minibatches(data, training, seed)
     net.train()
@@ -146,7 +147,7 @@ def train(net: nn.Sequential, data: Pair, training: Training, seed: int) -> Stat
 
 
 def lines(
-    net: nn.Sequential,
+    net: nn.Module,
     start: Mapping[str, Any],
     end: Mapping[str, Any],
     test: Pair,

@@ -28,6 +28,8 @@ from tether_studies.experiment import Figures, Found, Lab, Results, at, study
 from tether_studies.judges import Judgement, every, less, more, plus_minus, undecided, yes
 from tether_studies.lines import ACCURACY, DISTANCE, SHAPES, all_are, counted
 
+__all__ = ["ALL", "DEEPER", "FEWER", "STILL", "UNNORMED", "Influences"]
+
 CONVOLUTIONAL = BLOCKS[:4]
 DECAYS, RATES = (0.0, 1e-4, 5e-4, 5e-3), (0.1, 0.01, 0.001)
 ALL, FEWER, STILL, DEEPER, UNNORMED = "base", "fewer pictures", "no augmentation", "deeper", "no BatchNorm"

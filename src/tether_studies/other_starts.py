@@ -21,7 +21,7 @@ from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, u
 from tether_studies.lines import ACCURACY, BARRIER, DISTANCE, SHAPES, State, all_are, climb, gathered, graded, state_of
 from tether_studies.precision import casting
 
-__all__ = ["CONVOLUTIONAL", "OtherStarts", "RandomBlocks", "often"]
+__all__ = ["CONVOLUTIONAL", "PARTIAL", "PLAIN", "RANDOM", "SCRATCH", "TOP", "OtherStarts", "RandomBlocks", "often"]
 
 CONVOLUTIONAL = BLOCKS[:4]
 BASE, PLAIN = "scratch", "scratch, no decay"
