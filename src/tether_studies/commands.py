@@ -34,7 +34,9 @@ def run(parser: argparse.ArgumentParser) -> Action:
     parser.add_argument("names", nargs="+", metavar="NAME", help="studies, or 'all'")
     scale = parser.add_mutually_exclusive_group()
     scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="seconds, decides nothing")
-    scale.add_argument("--full", dest="scale", action="store_const", const="full", help="the paper's scale")
+    told = {"long": "hours: enough to decide its claims", "full": "days: the paper's size, or what its notes say"}
+    for name, what in told.items():
+        scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=what)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="how many studies, or pieces of a single study, at once")
     parser.add_argument("--data", type=Path, help="the folder of the data sets (default: TETHER_DATA)")
