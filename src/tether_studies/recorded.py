@@ -47,7 +47,7 @@ def write_pieces(path: Path, pieces: Pieces) -> None:
     """All pieces in one file; an entry is called PIECE/KEY."""
     entries = {f"{quote(name, safe=' ,=+')}/{key}": x for name, found in pieces.items() for key, x in found.items()}
     with whole(path) as file:
-        np.savez_compressed(file, **entries)  # type: ignore[arg-type]
+        np.savez_compressed(file, **entries)
 
 
 def read_pieces(path: Path) -> Pieces:

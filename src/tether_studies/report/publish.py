@@ -6,7 +6,7 @@ from typing import Any
 
 from tether_studies import studies
 from tether_studies.conclusion import concluded, drawn
-from tether_studies.experiment import said
+from tether_studies.experiment import Experiment, said
 from tether_studies.files import note, whole, write_text
 from tether_studies.recorded import NotRecorded, Recorded, pieces_of_run, read_pieces, write_pieces
 from tether_studies.report.tables import decisive, every_claim
@@ -15,20 +15,26 @@ from tether_studies.study import Results, Study
 __all__ = ["anew", "publish", "recorded"]
 
 Result = dict[str, Any]
-HEAD = "# What the studies found\n\nMade by `tether report --publish`; each study has its file here.\n\n"
+HEAD = """# What the studies found
+
+Made by `tether report --publish docs/results`. Each study has its file here, with its config, and in `pieces/` the
+numbers of all its runs, from which the same command judges it again. `tether run NAME` runs it again, with `--long` or
+`--full` where the scale is named. Verdicts are by Student's t at 5 %; those from fewer than four runs are provisional.
+
+"""
 
 
 def publish(found: list[Result], folder: Path) -> None:
-    """Write results, pictures and pieces to a folder that is committed, and a README of all that lie there.
+    """Write results, pictures and pieces to a folder that is committed, and a README of them.
 
     Every result is concluded from its pieces first, by the judges and texts of now; so
-    ``tether report --out FOLDER --publish FOLDER`` brings a folder up to date. Quick runs are left out, and so are runs
+    ``tether report --publish FOLDER`` brings a folder up to date. Quick runs are left out, and so are runs
     of a changed config: they are not the study's result.
     """
     readme = folder / "README.md"
     if readme.exists() and not readme.read_bytes().startswith(HEAD.partition("\n")[0].encode()):
         raise ValueError(f"{readme} is not made by `tether report`: choose another folder, --publish docs/results")
-    (folder / "pieces").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for result in found:
         if result["changes"]:
             note(f"did not publish {result['name']}: its config was changed ({', '.join(result['changes'])})")
@@ -41,6 +47,7 @@ def publish(found: list[Result], folder: Path) -> None:
             with whole(folder / picture) as file:
                 file.write(content)
         if pieces:
+            (folder / "pieces").mkdir(exist_ok=True)
             write_pieces(folder / "pieces" / f"{name}.npz", pieces)
         record = {key: x for key, x in record.items() if key != "folder"} | {"figures": sorted(names)}
         write_text(folder / f"{name}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -75,6 +82,6 @@ def anew(result: Result, pieces: dict[str, Results]) -> tuple[Result, dict[str, 
 
 def retold(study: Study, config: Any, result: Result) -> Result:
     """The texts of a result as they stand in the study."""
-    published = dict(said(config))
+    published = dict(said(config)) if isinstance(config, Experiment) else {}
     claims = [one | {"published": published.get(one["text"], one["published"])} for one in result["claims"]]
     return {"title": study.title, "source": study.source, "notes": study.notes, "claims": claims}

@@ -1,6 +1,7 @@
 """The results that lie in a folder of runs, checked before anything is made of them."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,17 @@ CLAIM = dict.fromkeys(("text", "published", "measured", "verdict", "evidence"), 
 TABLE = {"head": list, "rows": list, "caption": TEXT}
 
 
-def results(out: Path) -> list[Result]:
+def results(*folders: Path) -> list[Result]:
     """One result for each study, the largest scale there is, in the order of the papers; `folder` is where it lies.
+
+    The folders hold runs, as NAME/SCALE/result.json, or what was published of them, as NAME.json.
 
     A result whose config was changed stands for its study only if there is no other. Files that hold no result are
     left out, with a word on stderr.
     """
     best: dict[str, Result] = {}
-    for path in sorted(out.glob("*/*/result.json")) + sorted(out.glob("*.json")):
+    paths = (sorted(out.glob("*/*/result.json")) + sorted(out.glob("*.json")) for out in folders)
+    for path in chain.from_iterable(paths):
         try:
             found = _read(path)
         except (OSError, ValueError, OverflowError, RecursionError) as error:
