@@ -82,8 +82,8 @@ class Prose(Experiment):
     None of this has a figure or settings of its own: these are those of the figures nearby. Inside is the inner half
     of the radius, outside the outer quarter. LOL runs with h = 0.1: at 0.25, as in Figure 3.14, some of its weights
     grow to 100. The momenta are those of the second half of training; controlled means within half of τ, and σ² is the
-    noise of minibatches in the end (3.8). The step sizes of SGD, SGLD and Adam are the
-    best of three for each size of batches, chosen by the runs that are judged, in their favour. Sine against cosine has three periods (a = 6).
+    noise of minibatches in the end (3.8). The step sizes of SGD, SGLD and Adam are the best of three for each size of
+    batches, chosen by the runs that are judged, in their favour. Sine against cosine has three periods (a = 6).
     """
 
     says = """
