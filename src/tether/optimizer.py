@@ -301,6 +301,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, to be saved by torch.save."""
+        with torch.no_grad():
+            commit([one for row in self.rows for one in row.rhythm.notice(row)])
         packed = with_every_parameter(super().state_dict(), self.rows)
         for group in packed["param_groups"]:
             group.update(traced.in_numbers(group))

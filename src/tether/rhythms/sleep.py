@@ -136,14 +136,22 @@ class Sleep(Rhythm):
             ]
         return writes
 
-    def unload(self, row: Row) -> list[Write]:
-        """Restore sleeping weights that are still 0. If they are not 0, new weights have been loaded already."""
-        writes = self.rise(row)
+    def replaced(self, row: Row) -> list[bool]:
+        """For each trained parameter: are some of its sleeping weights not 0? Then new weights have been loaded."""
         params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
         pairs = zip(params, self.states(row), strict=True)
-        still = [not bool((local(own["asleep"]) * local(param)).any()) for param, own in pairs]
-        each = len(writes) // max(len(params), 1)
-        return [one for i, yes in enumerate(still) if yes for one in writes[i * each : (i + 1) * each]]
+        return [bool((local(own["asleep"]) * local(param)).any()) for param, own in pairs]
+
+    def notice(self, row: Row) -> list[Write]:
+        """Nobody sleeps in weights that have been replaced: the values kept for them are of the old ones."""
+        pairs = zip(self.replaced(row), self.states(row), strict=True)
+        return [write(local(own["asleep"]).zero_) for new, own in pairs if new]
+
+    def unload(self, row: Row) -> list[Write]:
+        """Restore sleeping weights that have not been replaced."""
+        writes, replaced = self.rise(row), self.replaced(row)
+        each = len(writes) // max(len(replaced), 1)
+        return [one for i, new in enumerate(replaced) if not new for one in writes[i * each : (i + 1) * each]]
 
     def plan(self, row: Row) -> list[Write]:
         cycle, phase = divmod(row.group["step"], self.nap + 1)
