@@ -20,6 +20,7 @@ def session(address: str | None) -> Iterator[str]:
     if address is None:
         # Ray reads it when it is imported: "no cluster" means that all its servers listen on 127.0.0.1.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_worker_niceness", "0")  # pieces compete with other programs as they do without Ray
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a future version
     try:
