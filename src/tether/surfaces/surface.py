@@ -55,6 +55,7 @@ class Surface(ABC):
     together: bool = False  # does it constrain all parameters of a part together?
     intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
     absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
+    prompt: bool = False  # is Π applied to momenta after every letter? For points that are only near Σ.
 
     def __repr__(self) -> str:
         """Name and settings. Two of equal text are the same."""
