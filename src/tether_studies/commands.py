@@ -34,7 +34,9 @@ def run(parser: argparse.ArgumentParser) -> Action:
     parser.add_argument("names", nargs="+", metavar="NAME", help="studies, or 'all'")
     scale = parser.add_mutually_exclusive_group()
     scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="seconds, decides nothing")
-    scale.add_argument("--full", dest="scale", action="store_const", const="full", help="the paper's scale")
+    told = {"long": "hours: enough to decide its claims", "full": "days: the paper's size, or what its notes say"}
+    for name, what in told.items():
+        scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=what)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         *("--jobs",), type=int,
@@ -56,7 +58,7 @@ def report(parser: argparse.ArgumentParser) -> Action:
     """Write all that was run as one HTML file."""
     _out(parser)
     parser.add_argument("--html", type=Path, help="the file to write (default OUT/report.html)")
-    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="copy results and pictures there, small")
+    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="judge all again and write it there, small")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="bring the table 'what holds' in it up to date")
     parser.add_argument("--documents", type=Path, metavar="FILE", help="write the page of all figures and theorems")
     return _report
@@ -184,16 +186,18 @@ def _report(options: argparse.Namespace) -> int:
     if options.documents:
         write_text(options.documents, page())
         print(options.documents)
-    found = results(options.out)
+    found = results(*filter(None, (options.out, options.publish)))
     if options.documents and not found:
         return 0  # the page needs no runs
     if not found:
         raise ValueError(f"nothing has been run in {options.out}: `tether run NAME` first")
-    path = options.html or options.out / "report.html"
-    path.write_text(html(found), encoding="utf-8")
-    print(path)
+    if options.html or options.out.is_dir():
+        path = options.html or options.out / "report.html"
+        path.write_text(html(found), encoding="utf-8")
+        print(path)
     if options.publish:
         publish(found, options.publish)
+        found = results(options.publish)
         print(options.publish)
     if options.readme:
         update_readme(found, options.readme)

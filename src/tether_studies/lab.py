@@ -27,7 +27,7 @@ from tether_studies.files import append, note, set_aside, whole, write_text
 from tether_studies.study import Results, Study
 from tether_studies.workers import Place, Processes
 
-__all__ = ["Busy", "Lab", "digest", "side_by_side"]
+__all__ = ["Busy", "Lab", "digest", "joined", "side_by_side"]
 
 PATIENCE = 1.0  # seconds in which workers of a killed run end and release its lock
 

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 
 from tether_studies import find
+from tether_studies.conclusion import DECIDES_NOTHING, concluded, drawn
 from tether_studies.files import note, whole, write_text
-from tether_studies.judges import UNJUDGED
 from tether_studies.lab import Busy, Lab, digest, now
 from tether_studies.needs import missing
 from tether_studies.study import Study
@@ -27,7 +27,6 @@ from tether_studies.workers import Place, Processes, end, end_with_parent
 __all__ = ["Job", "folder_of", "ran", "run_all", "run_one"]
 
 FAILED, NOT_RUN = "failed: ", "not run: "
-DECIDES_NOTHING = "a quick run decides nothing"
 
 
 @dataclass(frozen=True)
@@ -81,35 +80,15 @@ def _lacking(job: Job) -> str:
 
 def conclude(study: Study, lab: Lab, job: Job, results: dict[str, Any]) -> str:
     """Judge the claims, draw the figures and write ``result.json``."""
-    claims = list(study.claims(results, lab.config))
-    if job.scale == "quick":
-        claims = [replace(claim, verdict=UNJUDGED, evidence=DECIDES_NOTHING, provisional=False) for claim in claims]
-    figures = study.draw(results, lab.config)
-    for name, figure in figures.items():
-        with whole(lab.folder / f"{name}.png") as file:
-            figure.savefig(file, format="png", dpi=110, bbox_inches="tight")
-    record = {
-        "name": study.name,
-        "title": study.title,
-        "source": study.source,
-        "notes": study.notes,
-        "scale": job.scale,
-        "seed": job.seed,
-        "date": now(),
-        "seconds": round(lab.seconds(), 1),
-        "config": asdict(lab.config),
-        "changes": study.changed(job.scale, lab.config),
-        "environment": json.loads((lab.folder / "environment.json").read_text(encoding="utf-8")),
-        "claims": [asdict(claim) for claim in claims],
-        "tables": [asdict(table) for table in study.tables(results, lab.config)],
-        "figures": sorted(f"{name}.png" for name in figures),
-    }
-    write_text(lab.folder / "result.json", json.dumps(record, indent=1, ensure_ascii=False, default=float))
-    if figures:
-        import matplotlib.pyplot as plt
-
-        plt.close("all")
-    verdicts = [f"{claim.verdict}{' (provisional)' if claim.provisional else ''}" for claim in claims]
+    record, pictures = concluded(study, lab.config, job.scale, results), drawn(study, lab.config, results)
+    for name, content in pictures.items():
+        with whole(lab.folder / name) as file:
+            file.write(content)
+    record |= {"seed": job.seed, "date": now(), "seconds": round(lab.seconds(), 1), "figures": sorted(pictures)}
+    record["environment"] = json.loads((lab.folder / "environment.json").read_text(encoding="utf-8"))
+    write_text(lab.folder / "result.json", json.dumps(record, indent=1, ensure_ascii=False))
+    early = {True: " (provisional)", False: ""}
+    verdicts = [f"{claim['verdict']}{early[claim['provisional']]}" for claim in record["claims"]]
     return f"done: {DECIDES_NOTHING}" if job.scale == "quick" else ", ".join(verdicts) or "done"
 
 
