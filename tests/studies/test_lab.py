@@ -26,6 +26,7 @@ from tether_studies.report.publish import recorded
 from tether_studies.report.tables import methods_table, what_holds
 from tether_studies.runner import Job, folder_of, run_all, run_one
 from tether_studies.study import Claim, Study, Table, at
+from tether_studies.workers import Processes
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def pieces(folder):
 def test_pieces_at_once_are_the_same_bits(tmp_path):
     for name, workers in (("one", 1), ("three", 3)):
         lab = Lab(DICE, Config(pieces=7), tmp_path / name, seed=0)
-        lab.workers, seen = workers, []
+        lab.where, seen = Processes(workers), []
         lab.watch = lambda done, total, piece, seen=seen: seen.append(piece)
         lab.open()
         dice(lab.config, lab)
@@ -85,7 +86,7 @@ def test_pieces_at_once_are_the_same_bits(tmp_path):
 
 def test_a_piece_that_fails_in_a_worker_says_why_and_the_others_are_kept(tmp_path, capfd):
     lab = Lab(DICE, Config(), tmp_path, seed=0)
-    lab.workers = 2
+    lab.where = Processes(2)
     lab.open()
     work = {"good": lambda: {"x": 1.0}, "bad": lambda: {"x": 1 / 0}, "better": lambda: {"x": 2.0}}
     with pytest.raises(ZeroDivisionError):
