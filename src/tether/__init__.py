@@ -5,7 +5,7 @@ letters.
 """
 
 from tether import data, hamiltonian, letters, measure, methods, noise, surfaces, words
-from tether.constrain import constrain, decay_groups, orthogonal_penalty
+from tether.constrain import constrain, decay_groups
 from tether.ensemble import replicas
 from tether.ensemble.replicas import Replicas
 from tether.loop.sample import Draws, sample
@@ -15,8 +15,10 @@ from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.rhythms import Every, Merge, Sleep
 from tether.rhythms.multirate import Multirate
+from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
+from tether.surfaces.soft import orthogonal_penalty, soft
 from tether.window.notebook import explore
 
 __all__ = [
@@ -49,6 +51,8 @@ __all__ = [
     "orthogonal_penalty",
     "replicas",
     "sample",
+    "soft",
+    "speedup",
     "surfaces",
     "train",
     "words",
