@@ -78,7 +78,7 @@ class Session:
             place = {"at": error.at, "caret": error.caret, "id": command.get("id")}
             self._send({"type": "error", "message": str(error), **place}, None)
         except Exception as error:  # a page must not be able to end the thread
-            told = {"at": [], "caret": None, "id": command.get("id")}
+            told: dict[str, Any] = {"at": [], "caret": None, "id": command.get("id")}
             self._send({"type": "error", "message": f"{type(error).__name__}: {error}", **told}, None)
 
     def on_set(self, command: Mapping[str, Any]) -> None:
