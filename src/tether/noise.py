@@ -45,7 +45,7 @@ import torch
 
 from tether import native
 
-__all__ = ["STREAM", "Normals", "at", "bits", "entries", "key", "naming", "philox", "reference", "words"]
+__all__ = ["STREAM", "Normals", "at", "bits", "entries", "key", "naming", "philox", "reference", "tiles", "words"]
 
 STREAM = 2  # the version of all this, like that of a file format: checkpoints carry it
 TILE, LANES = 32, 8  # entries and counters
@@ -238,7 +238,7 @@ class Normals:
         if isinstance(step, int) and isinstance(draw, int) and self.by_kernel():
             native.run(self.exact, self.layout, FILL, naming(seed, step, [draw], self.names), p=self.places())
             return self.wide.to(self.dtype)
-        return self.by_torch(seed, step, draw).to(self.dtype)
+        return self.by_torch(seed, step, draw)
 
     def by_kernel(self) -> bool:
         """Does the compiled kernel draw? It cannot be traced."""
@@ -247,8 +247,12 @@ class Normals:
     def by_torch(self, seed: int, step: Number, draw: Number) -> torch.Tensor:
         """All tiles of all tensors in one go, then each tensor from its own."""
         tile, k0, k1, replica = self.tables(seed)
-        found = self.laid(tiles(tile, (k0, k1), step, draw, self.exact, replica))
-        return found * self.inside() if self.in_tiles else found
+        return self.placed(tiles(tile, (k0, k1), step, draw, self.exact, replica))
+
+    def placed(self, found: torch.Tensor) -> torch.Tensor:
+        """The normals of all tiles as they lie in the buffer, with 0 in its gaps."""
+        laid = self.laid(found)
+        return (laid * self.inside() if self.in_tiles else laid).to(self.dtype)
 
     def below(self, seed: int, step: int, limit: float) -> torch.Tensor:
         """For each entry whether its word is below the limit; what lies in the gaps is anything."""

@@ -82,10 +82,36 @@ def test_one_graph_and_the_same_numbers(name):
     assert_equal(*found)
 
 
+# inductor: few models with many parts, since each graph takes its time
+
+
+def words(model):
+    parts = [
+        Part("0.weight", word="BAOAB"),
+        Part("0.bias", word="X", weight_decay=1e-2),
+        Part("1.weight", word="BACDEDCAB", coupling=0.1),
+        Part("1.bias", word="BAFEFAB", coupling=torch.tensor(0.1), noise=0.05),
+        Part("*"),
+    ]
+    return tether.Optimizer(model, parts, lr=torch.tensor(0.05), word="OBA", temperature=1e-3)
+
+
+def surfaces(model):
+    parts = [
+        Part("0.weight", on=tether.Circle(1.0)),
+        Part("1.weight", on=tether.Sphere(1.0)),
+        Part("2.weight", on=tether.Sphere(1.0, slack=False)),
+        Part("3.weight", on=tether.Orthogonal(iterations=8)),  # each iteration is an operation of its own
+    ]
+    for layer in model:
+        layer.bias.requires_grad_(False)
+    return tether.Optimizer(model, parts, lr=torch.tensor(0.05), word="OBA", temperature=1e-3)
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("name", ["BAOAB"])
-def test_inductor(name):
-    found = both(TRACED[name], "inductor", steps=3)
+@pytest.mark.parametrize(("make", "layers"), [(words, 3), (surfaces, 4)])
+def test_inductor(make, layers):
+    found = both(make, "inductor", steps=4, layers=layers)
     assert counters["stats"]["unique_graphs"] == 1
     assert_equal(*found)
 

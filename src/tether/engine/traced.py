@@ -14,6 +14,7 @@ import torch
 from tether.engine import host
 from tether.engine.blocks import Block
 from tether.engine.carried import Carried
+from tether.engine.drawn import Drawn, Wanted
 from tether.engine.flat import Flat, kept
 from tether.engine.formulas import Formula, worked_out
 from tether.engine.interpreter import compose
@@ -40,6 +41,7 @@ class Planned(NamedTuple):
     updates: tuple[Any, ...]
     free: list[Block]
     bound: list[Moving]
+    places: list[dict[tuple[str, int], tuple[int, int]]]  # of the normals of each body, by target and draw
     symbols: tuple[str, ...]  # of fields that are tensors, and h
     fixed: dict[str, Any]  # the other fields, on which the plan depends
     decay: Any
@@ -51,6 +53,7 @@ class Plan(NamedTuple):
     """A step: its parts, the step number, and how many steps had a gradient that is not finite."""
 
     parts: list[Planned]
+    drawn: list[Drawn]
     step: torch.Tensor
     bad: torch.Tensor
 
@@ -73,7 +76,9 @@ def plan(opt: Optimizer) -> Plan | None:
     number = opt.rows[0].group["step"]
     step = number if isinstance(number, torch.Tensor) else torch.tensor(number, device=device)
     bad = torch.zeros((), dtype=torch.int64, device=device) if before is None else before.bad
-    return Plan([part_of(row, step, own or ()) for row, own in zip(opt.rows, updates, strict=True)], step, bad)
+    wanted = Wanted()
+    parts = [part_of(row, step, own or (), wanted) for row, own in zip(opt.rows, updates, strict=True)]
+    return Plan(parts, wanted.drawn(), step, bad)
 
 
 def traceable(row: Row) -> bool:
@@ -104,21 +109,21 @@ def updates_of(row: Row) -> tuple[Any, ...] | None:
     return pieces[0].updates if len(pieces) == 1 and isinstance(pieces[0], Program) else None
 
 
-def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...]) -> Planned:
+def part_of(row: Row, step: torch.Tensor, updates: tuple[Any, ...], wanted: Wanted) -> Planned:
     """A row as part of a plan."""
     group, device = row.group, step.device
     group["step"] = step
     before, ξ = held(group, "previous_lr", device), None
     if "ξ" in row.word.needs:
         ξ = held(group, "thermostat", device)
-    for body in row.bodies:
-        warm(body, group["seed"], updates)
     free = [body for body in row.bodies if isinstance(body, Block)]
     bound = [body for body in row.bodies if isinstance(body, Moving)]
+    bodies: list[Block | Moving] = [*free, *bound]
+    places = [wanted.add(body, group["seed"], updates) for body in bodies]
     symbols = symbolic(row)
     names = [name for s, name in zip(SYMBOLS, NUMERIC, strict=True) if s not in symbols]
     fixed = {name: group[name] for name in (*names, *CHOSEN)}
-    return Planned(group, updates, free, bound, symbols, fixed, row.values["ω"], before, ξ)
+    return Planned(group, updates, free, bound, places, symbols, fixed, row.values["ω"], before, ξ)
 
 
 def held(group: dict[str, Any], field: str, device: torch.device) -> torch.Tensor:
@@ -129,22 +134,6 @@ def held(group: dict[str, Any], field: str, device: torch.device) -> torch.Tenso
     found = torch.as_tensor(group[field], dtype=host.wide(device), device=device).reshape(1).clone()
     group[field] = found[0]
     return found
-
-
-def warm(body: Block | Moving, seed: int, updates: tuple[Any, ...]) -> None:
-    """Make the tables of noise that the updates will need."""
-    body.name = (seed, 0)
-    for symbol, terms, draw in updates:
-        if not isinstance(terms, Formula) and "R" in terms:
-            if isinstance(body, Block):
-                body.normals(draw)
-                source = body.drawn
-            else:
-                body.draw(symbol, draw)
-                source = body.drawn[symbol, 0]
-            assert source is not None
-            source.tables(seed)
-            source.inside()
 
 
 def leave(opt: Optimizer) -> int:
@@ -171,7 +160,8 @@ def in_numbers(group: dict[str, Any]) -> dict[str, Any]:
 
 def step(plan: Plan) -> None:
     """Move every part once."""
-    moved = [moving(part, plan.step) for part in plan.parts]
+    normals = [each.normals(plan.step) for each in plan.drawn]
+    moved = [moving(part, normals, plan.step.device) for part in plan.parts]
     flags = [x.isfinite().all() for each, _, _ in moved for x in [body.g for body in each]]
     bad = ~torch.stack([flag.to(plan.bad.device) for flag in flags]).all()
     stand = bad
@@ -187,21 +177,23 @@ def step(plan: Plan) -> None:
     plan.bad.add_(torch.where(bad, 1, 0))
 
 
-def moving(part: Planned, number: torch.Tensor) -> tuple[list[Any], Any, torch.Tensor]:
+def moving(
+    part: Planned, normals: list[list[torch.Tensor]], device: torch.device
+) -> tuple[list[Any], Any, torch.Tensor]:
     """The bodies of a part after its word, ξ, and h."""
-    group, wide = part.group, host.wide(number.device)
+    group, wide = part.group, host.wide(device)
     known: dict[str, Any] = {"h′": part.before[0]}
     for field, value in part.fixed.items():  # what is looked at here guards the graph: a change makes a new one
         assert group[field] == value
     for s, field in zip(SYMBOLS, NUMERIC, strict=True):
         if s in part.symbols:
             value = group[field]  # as_tensor would make a float part of the graph; a sum takes it as an input
-            zero = torch.zeros((), dtype=wide, device=number.device)
+            zero = torch.zeros((), dtype=wide, device=device)
             known[s] = value.to(zero) if isinstance(value, torch.Tensor) else zero + value
     ω = known.get("ω", part.decay)
-    name = group["seed"], number
-    bodies: list[Any] = [FreeBody(body, name, ω) for body in part.free]
-    bodies += [BoundBody(body, name, ω) for body in part.bound]
+    drawn = [{key: normals[i][j] for key, (i, j) in places.items()} for places in part.places]
+    bodies: list[Any] = [FreeBody(body, R, ω) for body, R in zip(part.free, drawn, strict=False)]
+    bodies += [BoundBody(body, R, ω) for body, R in zip(part.bound, drawn[len(part.free) :], strict=True)]
     ξ: Any = 0.0 if part.ξ is None else part.ξ[0]
     for symbol, terms, draw in part.updates:
         if isinstance(terms, Formula):
@@ -217,16 +209,14 @@ def moving(part: Planned, number: torch.Tensor) -> tuple[list[Any], Any, torch.T
 class FreeBody:
     """The tensors of a block, as they lie in its flat momenta."""
 
-    def __init__(self, body: Block, name: tuple[int, torch.Tensor], ω: Any) -> None:
+    def __init__(self, body: Block, drawn: dict[tuple[str, int], torch.Tensor], ω: Any) -> None:
         self.body = body
         grads = [param.grad for param in body.params]
         self.θ, self.g = self.side_by_side(body.params), self.side_by_side(grads)
         if isinstance(ω, torch.Tensor) or ω != 0:
             self.g = self.g + ω * self.θ
         p = [] if body.flat is None else [body.flat]
-        source = body.drawn
-        noise = (lambda draw: source.draw(*name, draw).unsqueeze(0)) if source is not None else None
-        self.flat = Flat([self.θ], p, [self.g], 1, noise, list)  # type: ignore[arg-type]
+        self.flat = Flat([self.θ], p, [self.g], 1, lambda draw: drawn["", draw].unsqueeze(0), list)
         self.update = self.flat.update
 
     def side_by_side(self, tensors: Any) -> torch.Tensor:
@@ -254,8 +244,8 @@ class FreeBody:
 class BoundBody:
     """A stack on its surface."""
 
-    def __init__(self, body: Moving, name: tuple[int, torch.Tensor], ω: Any) -> None:
-        self.body, self.name = body, name
+    def __init__(self, body: Moving, drawn: dict[tuple[str, int], torch.Tensor], ω: Any) -> None:
+        self.body, self.drawn = body, drawn
         surface = body.surface
         self.θ = body.gather(body.params)
         self.g = body.gather([x.grad for x in body.params if x.grad is not None])
@@ -267,7 +257,7 @@ class BoundBody:
 
     def noise(self, target: str, draw: int) -> torch.Tensor:
         body = self.body
-        R = body.drawn[target, 0].draw(*self.name, draw).view(body.shapes[target])
+        R = self.drawn[target, draw].view(body.shapes[target])
         return R if body.surface.slack else body.surface.lift(R)
 
     def square(self) -> torch.Tensor:
@@ -279,9 +269,20 @@ class BoundBody:
         """Write points, momenta and parameters, unless a gradient is bad."""
         body, carried = self.body, self.carried
         carried.tighten()
-        if body.surface.slack:
-            body.q.copy_(kept(bad, body.q, carried.x))
-        if body.p is not None and carried.m is not None:
-            body.p.copy_(kept(bad, body.p, carried.m))
         values = kept(bad, self.θ, body.surface.lower(carried.x, body.shape))
-        torch._foreach_copy_(body.params, list(values))
+        pairs = list(zip(body.params, values, strict=True))
+        if body.surface.slack:
+            pairs.append((body.q, kept(bad, body.q, carried.x)))
+        if body.p is not None and carried.m is not None:
+            pairs.append((body.p, kept(bad, body.p, carried.m)))
+        put([target for target, _ in pairs], [value for _, value in pairs])
+
+
+@torch.library.custom_op("tether::put", mutates_args=["to"], schema="(Tensor(a!)[] to, Tensor[] values) -> ()")
+def put(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """A fused copy that inductor leaves as it is.
+
+    Inductor of torch 2.13 raises KeyError where it fuses the loop over rows that reads a tensor with the write to it:
+    it takes the write, which only has to wait for the reading, for one more reader.
+    """
+    torch._foreach_copy_(to, values)

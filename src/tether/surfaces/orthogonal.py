@@ -231,7 +231,7 @@ class Orthogonal(Surface):
         """
         q = point
         for _ in range(self.most(point.dtype)):
-            q = q - start @ self.excess(q, 0.5)
+            q = torch.baddbmm(q, start, self.excess(q, 0.5), alpha=-1)
         hard = self.missed(q)
         nearest = self.scale * polar_by_products(point, self.product)
         found = ~self.missed(nearest)
@@ -313,6 +313,6 @@ def polar_by_products(x: torch.Tensor, product: Callable[..., torch.Tensor] = la
     x, low = x / norm, FLATTEST
     while low < 1 - info.eps:
         α = min(1.5, math.sqrt(3 / (1 + low + low * low)))
-        x = 1.5 * α * x - (0.5 * α**3) * (x @ product(x, x))
+        x = torch.baddbmm(x, x, product(x, x), beta=1.5 * α, alpha=-0.5 * α**3)
         low = min(1.0, *(α * end * (3 - (α * end) ** 2) / 2 for end in (low, 1.0)))
-    return 1.5 * x - 0.5 * (x @ product(x, x))
+    return torch.baddbmm(x, x, product(x, x), beta=1.5, alpha=-0.5)
