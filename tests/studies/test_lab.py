@@ -20,6 +20,7 @@ from tether_studies.conclusion import concluded
 from tether_studies.experiment import said
 from tether_studies.judges import HELD, yes
 from tether_studies.lab import Busy, Lab
+from tether_studies.needs import MINUTES
 from tether_studies.recorded import Recorded
 from tether_studies.report import html, results
 from tether_studies.report.publish import recorded
@@ -203,7 +204,7 @@ def test_list_run_and_report(tmp_path, listed, capsys):
     assert main(["run", "dice", "--quick", "--set", "size=2", *out]) == 0
     assert main(["run", "dice", *out, "--seed", "3"]) == 0
     assert main(["list", *out]) == 0
-    assert "dice  dice fall (nobody)  [default: held]" in capsys.readouterr().out
+    assert "dice   ? min  dice fall (nobody)  [default: held]" in capsys.readouterr().out
     readme = tmp_path / "README.md"
     readme.write_text(
         "before\n<!-- what holds -->\nstale\n<!-- end -->\nbetween\n<!-- methods -->\nstale\n<!-- end -->\n"
@@ -274,6 +275,9 @@ def test_the_committed_results_are_those_of_the_studies():
         assert (one["title"], one["source"], one["notes"]) == (study.title, study.source, study.notes)
         told = iter(said(config))
         assert all((claim["text"], claim["published"]) in told for claim in one["claims"]), name  # in this order
+        if one["scale"] == "default" and name in MINUTES:  # as `tether list` says, on a busy machine
+            assert MINUTES[name] / 2 - 1 <= one["seconds"] / 60 <= 2 * MINUTES[name] + 1, name
+        assert MINUTES.get(name, 0) <= 30, f"{name}: 15 minutes of two cores"
         pieces = recorded(one)
         if pieces:  # judged by the judges of now
             again = study.run(config, Recorded(study, config, one["seed"], pieces))
