@@ -135,31 +135,29 @@ class Orthogonal(Experiment):
             x, test = (x - mean) / deviation, ((test[0] - mean) / deviation, test[1])
         torch.manual_seed(seed)
         net = Residual(self.width, self.blocks)
-        build, factor = METHODS[method]
         batch = min(128, len(y))
         per_epoch = -(-len(y) // batch)  # of the images that are here
-        opt = build(["body.0.*"] if self.authors else ["head.*"])(net, seed)
-        first = opt.param_groups[0]["lr"]
-
-        def pace(epoch: int) -> None:
-            """The step size from this epoch on; with it the friction, if the momentum shall stay."""
-            dropped = sum(epoch >= drop for drop in self.drops())
-            warm = self.authors and epoch < WARM
-            part = (epoch + 1) / (WARM + 1) if warm else factor**dropped
-            for group in opt.param_groups:
-                group["lr"] = first * (math.sqrt(part) if warm and method == OURS else part)
-                if self.authors and method == OURS:
-                    group["friction"] = -math.log(MOMENTUM) / group["lr"]
+        opt = METHODS[method][0](["body.0.*"] if self.authors else ["head.*"])(net, seed)
 
         def epoch(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
-            pace(step // per_epoch)
+            self.pace(opt, method, step // per_epoch)
             (loss, _), (test_loss, accuracy) = tested(net, x, y), tested(net, *test)
             return {"training loss": loss, "loss": test_loss, "accuracy": accuracy}
 
         data, steps = Shifted(x, y, batch, seed), self.epochs * per_epoch
-        pace(0)
+        self.pace(opt, method, 0)
         record = tether.train(net, opt, data, cross_entropy, steps, log_every=per_epoch, callbacks=[epoch])
         return {"epochs": np.array(record.steps) / per_epoch, **record.metrics}
+
+    def pace(self, opt: torch.optim.Optimizer, method: str, epoch: int) -> None:
+        """Set the step size from this epoch on; with it the friction, if the momentum shall stay."""
+        factor, warm = METHODS[method][1], self.authors and epoch < WARM
+        part = (epoch + 1) / (WARM + 1) if warm else factor ** sum(epoch >= drop for drop in self.drops())
+        h = (math.sqrt(H * part) if warm else math.sqrt(H) * part) if method == OURS else H * part
+        for group in opt.param_groups:
+            group["lr"] = h
+            if self.authors and method == OURS:
+                group["friction"] = -math.log(MOMENTUM) / h
 
     def drops(self) -> list[int]:
         """The epochs after which step sizes fall."""
