@@ -15,6 +15,7 @@ from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.rhythms import Every, Merge, Sleep
 from tether.rhythms.multirate import Multirate
+from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
 from tether.surfaces.soft import orthogonal_penalty, soft
@@ -49,6 +50,7 @@ __all__ = [
     "replicas",
     "sample",
     "soft",
+    "speedup",
     "surfaces",
     "train",
     "words",

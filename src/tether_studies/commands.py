@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
@@ -38,7 +38,14 @@ def run(parser: argparse.ArgumentParser) -> Action:
     for name, what in told.items():
         scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=what)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="how many studies, or pieces of a single study, at once")
+    parser.add_argument(
+        *("--jobs",), type=int,
+        help="how many studies, or pieces of a single study, at once (default 1); with --ray, studies (default 4)",
+    )  # fmt: skip
+    parser.add_argument(
+        *("--ray",), nargs="?", const="", metavar="ADDRESS",
+        help="hand the pieces to the Ray cluster at HOST:PORT, or 'auto'; without an address, to one started here",
+    )  # fmt: skip
     parser.add_argument("--data", type=Path, help="the folder of the data sets (default: TETHER_DATA)")
     parser.add_argument(
         *("--set",), nargs="+", action="extend", default=[], metavar="FIELD=VALUE",
@@ -89,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
     from tether_studies.files import note
     from tether_studies.runner import Job, ran, run_all
 
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs {options.jobs} must be 1 or more")
     if options.data is not None:
         os.environ["TETHER_DATA"] = str(options.data)
@@ -103,12 +110,30 @@ def _run(options: argparse.Namespace) -> int:
         except TypeError as error:
             raise ValueError(f"--set: {error}") from None
         jobs.append(Job(study.name, scale, options.out, options.seed, changes))
-    with _terminable():
-        outcomes = run_all(jobs, options.jobs)
+    if options.ray is None:
+        with _terminable():
+            outcomes = run_all(jobs, options.jobs or 1)
+    else:
+        try:
+            outcomes = _on_ray(jobs, options)
+        except ModuleNotFoundError as error:
+            note(str(error))
+            return 1
     for name, outcome in outcomes.items():
         if not ran(outcome):
             note(f"{name}: {outcome}")
     return 0 if all(map(ran, outcomes.values())) else 1
+
+
+def _on_ray(jobs: Sequence[Any], options: argparse.Namespace) -> dict[str, str]:
+    """Run studies with their pieces on a Ray cluster."""
+    from tether_studies.cluster.session import session
+    from tether_studies.runner import run_all
+
+    with session(options.ray or None) as address, _terminable():
+        from tether_studies.cluster.tasks import Cluster
+
+        return run_all(jobs, options.jobs or 4, Cluster(address))
 
 
 def _change(study: Any, text: str) -> tuple[str, Any]:
