@@ -66,7 +66,7 @@ class Geometry(Experiment):
 
     Underdetermined regression Xw = y, y of a sparse positive w. From 0: gradient descent; coordinate descent, which
     moves the coordinate of the largest slope by a small step; Newton's method with the Hessian XᵀX + 0.1; descent
-    measured by a fixed matrix D. From 0.01: exponentiated gradient, w ← w exp(−h∇L). A linear classifier with the
+    measured by a fixed matrix D. From 0.1: exponentiated gradient, w ← w exp(−h∇L). A linear classifier with the
     truncated softmax loss; a perceptron by Path-SGD with AdaGrad from rescaled starts.
 
     The slides have no experiment of their own on this. The truncated loss is not defined there: ours is
@@ -93,7 +93,7 @@ class Geometry(Experiment):
     sparse: int = 3
     steps: int = at(20_000, quick=300)
     step: float = at(0.02, quick=0.5)  # of coordinate descent
-    start: float = 0.01  # of exponentiated gradient
+    start: float = 0.1  # of exponentiated gradient
     path_runs: int = at(4, quick=2)
     path_steps: int = at(200, quick=5)
 
@@ -125,7 +125,7 @@ class Geometry(Experiment):
             ways[0] = ways[0] - slopes[0] / largest
             j = np.abs(slopes[1]).argmax(1)
             ways[1][rows, j] -= self.step * slopes[1][rows, j]
-            ways[2] = ways[2] * np.exp(-np.clip(0.2 / largest * slopes[2], -1, 1))
+            ways[2] = ways[2] * np.exp(-np.clip(0.5 / largest * slopes[2], -1, 1))
             ways[4] = ways[4] - inverse * slopes[4] / stiff
         for _ in range(100):
             ways[3] = ways[3] - np.linalg.solve(H, apply(Xt, apply(X, ways[3]) - y)[..., None])[..., 0]
