@@ -264,7 +264,7 @@ def test_the_readme_is_up_to_date():
     assert what_holds(results(root / "docs" / "results")) in text
 
 
-# Studies that are new, or have another config than their committed results: they wait for the next long run.
+# Studies that have another config than their committed results: they wait for the next long run.
 WAITING = {"fig-6.2", "fig-6.6"}
 
 
