@@ -15,6 +15,7 @@ CLIENTS = {  # run by tests/clients
     "with_lightning.py": {"lightning"},
     "with_torchrun.py": set(),
 }
+ALSO = CLIENTS | {"search.py": {"optuna"}}  # run by tests/test_search.py
 
 
 def played(name, monkeypatch, capsys, *options):
@@ -33,7 +34,7 @@ def test_an_example_needs_torch_and_tether_and_one_client_at_most(file):
     named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     packages = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
-    assert packages <= {"torch", "tether", *CLIENTS.get(file.name, {"matplotlib", "picture"})}
+    assert packages <= {"torch", "tether", *ALSO.get(file.name, {"matplotlib", "picture"})}
 
 
 @pytest.mark.parametrize("name", CLIENTS)

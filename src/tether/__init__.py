@@ -15,9 +15,11 @@ from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.rhythms import Every, Merge, Sleep
 from tether.rhythms.multirate import Multirate
+from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
 from tether.surfaces.soft import orthogonal_penalty, soft
+from tether.window.notebook import explore
 
 __all__ = [
     "Circle",
@@ -40,6 +42,7 @@ __all__ = [
     "constrain",
     "data",
     "decay_groups",
+    "explore",
     "hamiltonian",
     "letters",
     "measure",
@@ -49,6 +52,7 @@ __all__ = [
     "replicas",
     "sample",
     "soft",
+    "speedup",
     "surfaces",
     "train",
     "words",

@@ -5,6 +5,7 @@ from tether.measure.boundary import Boundary, boundary
 from tether.measure.boundary_curvature import Curvature, boundary_curvature
 from tether.measure.configurational import Configurational, configurational_temperature
 from tether.measure.density import Density, Trace, hessian_trace, spectral_density
+from tether.measure.gradient_noise import GradientNoise, gradient_noise
 from tether.measure.histograms import Distributions, distributions, histograms
 from tether.measure.homogeneity import Homogeneity, homogeneity
 from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
@@ -28,6 +29,7 @@ __all__ = [
     "Density",
     "Distributions",
     "Equipartition",
+    "GradientNoise",
     "HardMargin",
     "Homogeneity",
     "LinearPath",
@@ -49,6 +51,7 @@ __all__ = [
     "distance",
     "distributions",
     "equipartition",
+    "gradient_noise",
     "group_norm",
     "hard_margin",
     "hessian_spectrum",
