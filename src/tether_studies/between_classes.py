@@ -104,8 +104,8 @@ class BetweenClasses(Experiment):
     images: int = at(60_000, quick=500)  # to train on
     test: int = at(10_000, quick=100)
     lr: float = at(1e-3, full=5e-4)
-    patience: int = at(6000, quick=8, full=50_000)  # steps of a network, at most
-    every: int = at(40, quick=4, full=10)  # steps between two looks at the test accuracy
+    patience: int = at(6000, quick=4, full=50_000)  # steps of a network, at most
+    every: int = at(40, quick=2, full=10)  # steps between two looks at the test accuracy
     hidden: int = at(500, quick=20)  # nodes of each hidden layer of the perceptrons
     channels: int = at(8, quick=2, full=32)  # of the first two convolutions
     patch: int = at(7, quick=14, full=4)  # pixels of a side of the transformers' patches
