@@ -126,13 +126,8 @@ class PretrainedStarts(Experiment):
         yield f"{said} %, {right[SCRATCH]} % from scratch", often(lower)
         barred = {block: (found[name]["shapes"] == "barrier").mean() > 0.5 for block, name in reset.items()}
         said = "; ".join(f"{block}: {told[name]}" for block, name in reset.items())
-        yield (
-            said,
-            yes(
-                2 * sum(barred.values()) >= len(barred),
-                f"in most runs for {sum(barred.values())} of {len(barred)} blocks",
-            ),
-        )
+        count = sum(barred.values())
+        yield said, yes(2 * count >= len(barred), f"in most runs for {count} of {len(barred)} blocks")
 
     def draw(self, results: Results) -> Figures:
         shown = {
