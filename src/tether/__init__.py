@@ -13,7 +13,7 @@ from tether.loop.train import Record, train
 from tether.metrics.path import Path
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
-from tether.rhythms import Every, Merge, Sleep
+from tether.rhythms import Every, Merge, Metropolis, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
@@ -25,6 +25,7 @@ __all__ = [
     "Free",
     "Level",
     "Merge",
+    "Metropolis",
     "Multirate",
     "NonFiniteGradient",
     "Optimizer",

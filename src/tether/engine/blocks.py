@@ -65,6 +65,7 @@ class Block:
     """
 
     ξ: torch.Tensor | None = None
+    astray: torch.Tensor | None = None  # free tensors can always go back
 
     def __init__(
         self,
@@ -172,6 +173,9 @@ class Block:
         """Any letter as it is written."""
         self.name = name
         self.by_values().apply(letter, scalars, draw)
+
+    def watch(self) -> None:
+        """Nothing to watch: what moves freely can go back."""
 
     def square(self) -> torch.Tensor:
         """pᵀp."""

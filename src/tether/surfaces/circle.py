@@ -31,6 +31,7 @@ class Circle(Surface):
 
     slack = True
     intrinsic = True
+    reversible = True
 
     def __init__(self, radius: float | torch.Tensor = 1.0) -> None:
         self.radius = positive("Circle", radius)

@@ -22,7 +22,12 @@ Time = float | torch.Tensor  # of a drift: one for all, or one for each tensor o
 
 
 class SurfaceError(ValueError):
-    """A surface with invalid settings, or a parameter that it cannot hold."""
+    """A surface with invalid settings, or a parameter that it cannot hold.
+
+    `which` are the tensors of the stack that a step could not move, as a mask; None if that is not known.
+    """
+
+    which: torch.Tensor | None = None
 
 
 def inverse(h: Time) -> Time:
@@ -54,6 +59,7 @@ class Surface(ABC):
     slack: bool = False  # does a point hold more than the parameter? Then it is kept as state.
     together: bool = False  # does it constrain all parameters of a part together?
     intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
+    reversible: bool = False  # is the drift a geodesic at any length, so that −p leads back?
     absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
 
     def __repr__(self) -> str:
