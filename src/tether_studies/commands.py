@@ -51,6 +51,7 @@ def report(parser: argparse.ArgumentParser) -> Action:
     parser.add_argument("--html", type=Path, help="the file to write (default OUT/report.html)")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="copy results and pictures there, small")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="bring the table 'what holds' in it up to date")
+    parser.add_argument("--documents", type=Path, metavar="FILE", help="write the page of all figures and theorems")
     return _report
 
 
@@ -151,9 +152,16 @@ def _terminable() -> Iterator[None]:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from tether_studies.documents import page
+    from tether_studies.files import write_text
     from tether_studies.report import html, publish, results, update_readme
 
+    if options.documents:
+        write_text(options.documents, page())
+        print(options.documents)
     found = results(options.out)
+    if options.documents and not found:
+        return 0  # the page needs no runs
     if not found:
         raise ValueError(f"nothing has been run in {options.out}: `tether run NAME` first")
     path = options.html or options.out / "report.html"

@@ -135,6 +135,20 @@ def test_oba(network):
         same(net.θ(), θ)
 
 
+def test_oba_at_infinite_friction_is_sgld_at_half_the_temperature():
+    """Algorithm 2.3: with δt = h² it is SGLD with σ² = τ, and SGLD samples at the temperature σ²/2."""
+    net, τ, lr = perceptron(), 0.01, h**2
+    opt = tether.Optimizer(net.model, lr=h, word="OBA", friction=math.inf, temperature=τ)
+    θ, before = net.θ(), 0.0  # the O that ends a step is the next step's
+    for n in range(STEPS):
+        net.step(opt, n)
+        θ = θ + lr * net.G(θ, n) + math.sqrt(τ * lr) * before
+        before = net.R(n)
+        same(net.θ(), θ)
+    sgld = tether.methods.sgld(net.model, lr=lr, noise=math.sqrt(τ))
+    assert sgld.param_groups[0]["temperature"] == pytest.approx(τ / 2)
+
+
 def test_baoab():
     """(2.55)."""
     net, γ, τ = perceptron(), 0.5, 0.01
