@@ -63,7 +63,9 @@ ROWS = {
     "lol": Row(methods.lol, {"output_temperature": 1e-3}),
     "dhsgd": Row(methods.dhsgd, {}, noisy=False),
     "dhsgd_contractive": Row(methods.dhsgd_contractive, {}, noisy=False),
-    "dhsgd_contractive_heun": Row(methods.dhsgd_contractive, {"scheme": "heun"}, noisy=False, closure=True, gradients=2),
+    "dhsgd_contractive_heun": Row(
+        methods.dhsgd_contractive, {"scheme": "heun"}, noisy=False, closure=True, gradients=2
+    ),
     "adaptive_langevin": Row(methods.adaptive_langevin, {"temperature": 1e-3}),
     "adlala": Row(methods.adlala, {"temperature": 1e-3}),
     "circle_cola_od": cola(methods.circle_cola_od),

@@ -312,7 +312,9 @@ def test_without_closure(name):
     closure_for(model, opt, 0)()
     before = snapshot(model, opt)
     if ROWS[name].closure:
-        with pytest.raises(RuntimeError, match=rf"takes {ROWS[name].gradients} gradients per step: call opt.step\(closure\)"):
+        with pytest.raises(
+            RuntimeError, match=rf"takes {ROWS[name].gradients} gradients per step: call opt.step\(closure\)"
+        ):
             opt.step()
         assert_same(before, snapshot(model, opt))
     else:

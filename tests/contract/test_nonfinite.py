@@ -8,7 +8,7 @@ from rows import ROWS, assert_same, closure_for, every_method, network, snapshot
 
 import tether
 
-# which of the step's gradients goes wrong; only Heun's scheme takes a second one, and proposals, which are rejected then
+# which of the step's gradients goes wrong; only Heun's scheme takes a second one. Proposals are rejected then.
 CASES = [
     pytest.param(name, call, id=f"{name}, gradient {call}")
     for name, row in ROWS.items()
