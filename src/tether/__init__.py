@@ -5,7 +5,7 @@ letters.
 """
 
 from tether import data, hamiltonian, letters, measure, methods, noise, surfaces, words
-from tether.constrain import constrain, decay_groups, orthogonal_penalty
+from tether.constrain import constrain, decay_groups
 from tether.ensemble import replicas
 from tether.ensemble.replicas import Replicas
 from tether.loop.sample import Draws, sample
@@ -17,6 +17,7 @@ from tether.rhythms import Every, Merge, Metropolis, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
+from tether.surfaces.soft import orthogonal_penalty, soft
 
 __all__ = [
     "Circle",
@@ -48,6 +49,7 @@ __all__ = [
     "orthogonal_penalty",
     "replicas",
     "sample",
+    "soft",
     "surfaces",
     "train",
     "words",

@@ -1,4 +1,4 @@
-"""Constraints for any torch optimizer, and the soft counterparts that the papers compare with.
+"""Constraints for any torch optimizer, and the weight decay that the papers compare with.
 
 A constrained optimizer keeps its class and its attributes: two of torch's step hooks project its parameters. Torch
 drops hooks when an optimizer is copied or pickled, so `copyreg` is told how to do that for the optimizer's class.
@@ -16,14 +16,13 @@ import torch
 from tether.engine.commit import local
 from tether.engine.given import lanes_of, stacked
 from tether.engine.placed import Stack, place, stacks, write
-from tether.ensemble.replicas import Replicas
 from tether.optimizer import Optimizer
 from tether.part import matches
 from tether.sharded.collected import Collected
 from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
-__all__ = ["constrain", "decay_groups", "is_constrained", "orthogonal_penalty"]
+__all__ = ["constrain", "decay_groups", "is_constrained"]
 
 # The momenta of torch's optimizers, by their keys in the state. Second moments are not vectors and stay as they are.
 MOMENTA = ("momentum_buffer", "exp_avg")
@@ -163,25 +162,6 @@ def _rebuilt(make: Callable[..., Any], given: tuple[Any, ...], state: Any, chose
     optimizer = make(*given)
     optimizer.__setstate__(state)
     return _hold(optimizer, chosen)
-
-
-def orthogonal_penalty(model: torch.nn.Module, where: str = "*.weight") -> torch.Tensor:
-    """Σ ‖QᵀQ − I‖² over the matching weight matrices, Q the tall one of W and Wᵀ: the soft counterpart of `Orthogonal`.
-
-    Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05. With replicas the
-    result has one value for each.
-    """
-    replicas = isinstance(model, Replicas)
-    terms: list[torch.Tensor] = []
-    for name, param in model.named_parameters():
-        if param.dim() > 1 + replicas and matches(name, where):
-            m = param.flatten(1 + replicas)
-            m = m if m.shape[-2] >= m.shape[-1] else m.mT
-            excess = m.mT @ m - torch.eye(m.shape[-1], dtype=m.dtype, device=m.device)
-            terms.append(excess.square().sum((-2, -1)))
-    if not terms:
-        raise ValueError(f"{where!r} matches no weight matrix of the model")
-    return sum(terms[1:], terms[0])
 
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -100,7 +100,7 @@ class Carried:
     def kick(self, terms: Terms, draw: int) -> None:
         """p ← a sum, with gradient and noise seen along Σ."""
         R: Any = self.noise("p", draw) if "R" in terms else 0.0
-        if self.surface.absorbs:
+        if self.surface.absorbs or self.surface.prompt:
             self.force, self.loose = self.g, self.loose or bool({"g", "R"} & terms.keys())
         else:
             self.find_force("g" in terms)
@@ -108,6 +108,8 @@ class Carried:
                 R = self.surface.tangent(self.x, R)
         assert self.m is not None
         self.m = self.total(terms, {"p": self.m, "g": self.force, "R": R}, "p")
+        if self.surface.prompt:
+            self.tighten()
 
     def find_force(self, needed: bool) -> None:
         if needed and self.force is None:

@@ -65,7 +65,7 @@ def table(
         + (f", {skipped} skipped (non-finite)" if skipped else "")
     )
     if fallbacks:
-        lines.append(f"{fallbacks} projections by polar factor: the steps were too long for the iteration, lower lr")
+        lines.append(f"{fallbacks} projections by polar factor or nearest point: the steps were too long, lower lr")
     if method:
         lines.append(f"{method}: {CITATIONS[method]}")
     return "\n".join(lines)

@@ -51,7 +51,7 @@ class Split(Orthogonal):
     """The surface of the rows of Q that this rank holds; wide weights are cut along their columns."""
 
     def __init__(self, whole: Orthogonal, wide: bool, group: Any, ranks: int) -> None:
-        super().__init__(whole.tolerance, whole.iterations, whole.scale, whole.start)
+        super().__init__(whole.tolerance, whole.iterations, whole.scale, whole.start, whole.fixed)
         self.whole, self.wide, self.group, self.ranks = whole, wide, group, ranks
 
     def total(self, numbers: torch.Tensor) -> torch.Tensor:

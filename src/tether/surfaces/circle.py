@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from tether import native
+from tether.engine import host
 from tether.surfaces.surface import Surface, SurfaceError, Time
 
 __all__ = ["EDGE", "SLIGHTLY", "Circle", "positive"]
@@ -27,17 +28,33 @@ class Circle(Surface):
 
     Args:
         radius: a number, or a tensor that broadcasts to the shape of the weights.
+        projection: of X, and of every other step that leads off the circle. ``"orthogonal"`` (4.42) always exists.
+            ``"oblique"`` (4.41) is along the normal at the start of the step, to the nearer of the two points. There is
+            none if the step along the circle is longer than r; then the orthogonal one is taken, and `fallbacks` counts
+            how often.
     """
 
     slack = True
     intrinsic = True
     reversible = True
 
-    def __init__(self, radius: float | torch.Tensor = 1.0) -> None:
-        self.radius = positive("Circle", radius)
+    def __init__(self, radius: float | torch.Tensor = 1.0, projection: str = "orthogonal") -> None:
+        self.radius, self.projection = positive("Circle", radius), projection
+        if projection not in ("orthogonal", "oblique"):
+            raise SurfaceError(f"Circle: projection={projection!r} must be 'orthogonal' or 'oblique'")
+        self._missed: int | torch.Tensor = 0
 
     def __repr__(self) -> str:
-        return f"Circle({shown(self.radius)})"
+        return f"Circle({shown(self.radius)}{', projection=' + repr(self.projection) if self.oblique else ''})"
+
+    @property
+    def oblique(self) -> bool:
+        return self.projection == "oblique"
+
+    @property
+    def fallbacks(self) -> int:
+        """How often an oblique projection did not exist; waits for the device that has counted."""
+        return int(self._missed)
 
     def r(self, q: torch.Tensor) -> torch.Tensor | float:
         return self.radius.to(q) if isinstance(self.radius, torch.Tensor) else self.radius
@@ -46,10 +63,10 @@ class Circle(Surface):
         if not isinstance(self.radius, torch.Tensor):
             return self
         block = tuple(slice(first, first + size) for first, size in zip(offset, sizes, strict=True))
-        return Circle(self.radius.expand(tuple(shape))[block])
+        return Circle(self.radius.expand(tuple(shape))[block], self.projection)
 
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Bounded | None:
-        if isinstance(self.radius, torch.Tensor):
+        if isinstance(self.radius, torch.Tensor) or self.oblique:
             return None
         return native.Bounded(math.prod(shape), 0, 1, array("d", [self.radius]))
 
@@ -94,8 +111,20 @@ class Circle(Surface):
         return torch.stack((v, torch.zeros_like(v)), dim=-1)
 
     def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """(4.47), with the quadrant kept (errata 3)."""
-        return torch.atan2(point[..., 0], point[..., 1])
+        """(4.47), with the quadrant kept (errata 3).
+
+        The oblique one (4.41): both roots of |q̄ − λ q_n|² = r² have the part t of q̄ along the circle at q_n, and the
+        nearer one is at the angle arcsin(t/r) from there.
+        """
+        nearest = torch.atan2(point[..., 0], point[..., 1])
+        if not self.oblique:
+            return nearest
+        t = self.tangent(start, point) / self.r(start)
+        found = t.abs() <= 1
+        if not torch.compiler.is_compiling():
+            missed = (~found).sum()
+            self._missed = self._missed + (int(missed) if host.reads(missed.device) else missed)
+        return torch.where(found, one_turn(start + torch.asin(t.clamp(-1, 1))), nearest)
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The component along the circle, cos q v_θ − sin q v_ξ."""
@@ -114,14 +143,17 @@ class Circle(Surface):
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
-        turned = q + (h / self.r(q)) * p
-        turns = torch.round(turned / (2 * math.pi))
-        # if the rounding error exceeds one turn, the angle has no meaning
-        return torch.where(turns.abs() * torch.finfo(q.dtype).eps < 1, turned - 2 * math.pi * turns, 0.0), p
+        return one_turn(q + (h / self.r(q)) * p), p
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         r = self.r(point)
         return (point.square().sum(-1) - r * r).abs().amax() if point.numel() else point.new_zeros(())
+
+
+def one_turn(angle: torch.Tensor) -> torch.Tensor:
+    """The same angle within (−π, π]; 0 if its rounding error exceeds one turn, for then it has no meaning."""
+    turns = torch.round(angle / (2 * math.pi))
+    return torch.where(turns.abs() * torch.finfo(angle.dtype).eps < 1, angle - 2 * math.pi * turns, 0.0)
 
 
 def positive(name: str, radius: float | torch.Tensor) -> float | torch.Tensor:

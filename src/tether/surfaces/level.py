@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tether.surfaces.closest import closest
 from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Level"]
@@ -19,13 +20,19 @@ class Level(Surface):
     """Σ = {(θ, ξ) : g(θ, ξ) = 0} for a smooth g (4.1), its Jacobian J by autograd.
 
     A point is the parameter, flattened, with the slack appended. Projections follow the rows of J at the start of the
-    step (4.41) by Newton's method with a line search; Π = I − Jᵀ(JJᵀ)⁻¹J (4.43 with errata 5); A is RATTLE.
+    step (4.41) by Newton's method with a line search, or at its end (4.42); Π = I − Jᵀ(JJᵀ)⁻¹J (4.43 with errata 5); A
+    is RATTLE or SHAKE.
 
     Args:
         g: a function of the parameter (and of the slack, if there is any) that returns the constraints as a tensor. A g
             with several arguments constrains all parameters of its part together, in their order. Arguments with a
             default do not count.
         slack: how many slack variables g takes, as its last argument.
+        along: the normals that X, and every other step that leads off Σ, is projected along. ``"start"`` (4.41): those
+            where the step begins. ``"end"`` (4.42): those where it ends, so that the result is a point of Σ nearest to
+            where the step led; it exists for longer steps. A follows those at the start in both cases.
+        scheme: of the letter A. ``"rattle"`` (1.56) leaves momenta along Σ. ``"shake"`` does not project them at the
+            end: the same points, and momenta with a part across Σ until the next drift absorbs it.
         tolerance: largest allowed |g|; None chooses 5e-7 for float32 and 1e-13 for float64, or eps·|J||q| if that is
             larger, which is the change of g by rounding the point q.
         iterations: bound on Newton's method.
@@ -35,12 +42,23 @@ class Level(Surface):
     absorbs = True
 
     def __init__(
-        self, g: Callable[..., torch.Tensor], slack: int = 0, tolerance: float | None = None, iterations: int = 50
+        self,
+        g: Callable[..., torch.Tensor],
+        slack: int = 0,
+        tolerance: float | None = None,
+        iterations: int = 50,
+        along: str = "start",
+        scheme: str = "rattle",
     ) -> None:
         if not callable(g):
             raise SurfaceError(f"Level: g={g!r} is not a function; e.g. Level(lambda w: w.square().sum() - 1)")
         if index(slack) < 0:
             raise SurfaceError(f"Level: slack={slack!r} must be a number of variables, 0 or more")
+        if along not in ("start", "end"):
+            raise SurfaceError(f"Level: along={along!r} must be 'start' (4.41) or 'end' (4.42)")
+        if scheme not in ("rattle", "shake"):
+            raise SurfaceError(f"Level: scheme={scheme!r} must be 'rattle' or 'shake'")
+        self.normals, self.scheme = along, scheme
         self.g, self.variables, self.tolerance, self.iterations = g, index(slack), tolerance, iterations
         self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g, by its shapes
         self.slack = self.variables > 0
@@ -49,7 +67,10 @@ class Level(Surface):
     def __repr__(self) -> str:
         name = getattr(self.g, "__name__", "g")
         name = f"lambda {fingerprint(self.g)}" if name == "<lambda>" else name
-        return f"Level({name}{f', slack={self.variables}' if self.variables else ''})"
+        settings = [name, *([f"slack={self.variables}"] if self.variables else [])]
+        settings += [] if self.normals == "start" else [f"along={self.normals!r}"]
+        settings += [] if self.scheme == "rattle" else [f"scheme={self.scheme!r}"]
+        return f"Level({', '.join(settings)})"
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> Level:
         bound = copy.copy(self)
@@ -175,6 +196,15 @@ class Level(Surface):
         return torch.nn.functional.pad(v.flatten(1), (0, self.variables))
 
     def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """(4.41) or (4.42)."""
+        if self.normals == "start":
+            return self.from_start(point, start)
+        q, rest = closest(point, self.value, self.jacobian, self.met, 4 * self.iterations)
+        if rest is not None:
+            raise self.too_long(f"{rest:.3g} from the nearest point")
+        return q
+
+    def from_start(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """(4.41): q̄ − Jₙᵀλ with λ such that g = 0."""
         normals = self.jacobian(start)[1].mT
         q = point
@@ -187,10 +217,12 @@ class Level(Surface):
         values, J = self.jacobian(q)
         if self.met(q, values, J, 100):
             return q
-        worst = values.abs().amax().item()
-        raise SurfaceError(
-            f"{self!r}: the step is too long for the surface, |g| = {worst:.3g} after {self.iterations} iterations; "
-            "lower lr, or the temperature"
+        raise self.too_long(f"|g| = {values.abs().amax().item():.3g}")
+
+    def too_long(self, what: str) -> SurfaceError:
+        return SurfaceError(
+            f"{self!r}: the step is too long for the surface, {what} after {self.iterations} iterations; lower lr, or "
+            "the temperature"
         )
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -200,12 +232,13 @@ class Level(Surface):
         return v - (J.mT @ λ).squeeze(-1)
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
-        """RATTLE: q̄ = q + hp projected along J at q, p̄ = (q₁ − q)/h projected at q₁."""
+        """RATTLE: q̄ = q + hp projected along J at q, p̄ = (q₁ − q)/h projected at q₁. SHAKE leaves out the last."""
         if isinstance(h, float) and h == 0:
             return q, p
         trial = q + h * p
-        moved = self.project(trial, q)
-        return moved, self.tangent(moved, p + inverse(h) * (moved - trial))
+        moved = self.from_start(trial, q)
+        p = p + inverse(h) * (moved - trial)
+        return moved, p if self.scheme == "shake" else self.tangent(moved, p)
 
     def met(self, q: torch.Tensor, values: torch.Tensor, J: torch.Tensor, times: float = 1.0) -> bool:
         """Is every |g| at most `times` the tolerance?"""

@@ -17,6 +17,7 @@ __all__ = ["Orthogonal", "polar", "polar_by_products"]
 LONG = 256  # from so many rows on, sums are in double precision: of the squares, which do not cancel,
 NARROW = 16  # and, up to so many columns, of all products
 SLOWEST = 0.7  # the slowest contraction that the number of iterations provides for
+LOOSE = 1e-2  # of |QᵀQ/c² − I|: with a fixed number of iterations, weights as near as this are left as they are
 FLATTEST = 1e-4  # the smallest singular value, relative to the largest, that `polar_by_products` provides for
 
 
@@ -36,12 +37,17 @@ class Orthogonal(Surface):
         scale: c.
         start: ``"project"`` takes the nearest orthogonal matrix (for trained weights), ``"random"`` a uniformly random
             one (Haar), as in the papers.
+        fixed: K, for exactly K iterations as in Algorithms 1 and 2 of the ICML paper: no tolerance, no polar factor.
+            Points are then near Σ only, and `opt.violation()` says how near. Π follows every letter, as it is printed.
     """
 
-    absorbs = True
-
     def __init__(
-        self, tolerance: float | None = None, iterations: int = 60, scale: float = 1.0, start: str = "project"
+        self,
+        tolerance: float | None = None,
+        iterations: int = 60,
+        scale: float = 1.0,
+        start: str = "project",
+        fixed: int | None = None,
     ) -> None:
         if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
             raise SurfaceError(f"Orthogonal: tolerance={tolerance!r} must be finite and > 0; e.g. tolerance=1e-6")
@@ -51,12 +57,22 @@ class Orthogonal(Surface):
             raise SurfaceError(f"Orthogonal: scale={scale!r} must be finite and > 0; e.g. scale=1.0")
         if start not in ("project", "random"):
             raise SurfaceError(f"Orthogonal: start={start!r} must be 'project' or 'random'")
+        if fixed is not None and index(fixed) < 1:
+            raise SurfaceError(f"Orthogonal: fixed={fixed!r} must be a number of iterations, 1 or more; e.g. fixed=3")
+        if fixed is not None and tolerance is not None:
+            raise SurfaceError(
+                f"Orthogonal: fixed={fixed!r} iterations look at no tolerance, and tolerance={tolerance!r} was given: "
+                "leave one of them out"
+            )
         self.tolerance, self.iterations, self.scale, self.start = tolerance, index(iterations), scale, start
+        self.fixed = None if fixed is None else index(fixed)
+        self.absorbs, self.prompt = fixed is None, fixed is not None
         self._hard: int | torch.Tensor = 0
 
     def __repr__(self) -> str:
         settings = [] if self.tolerance is None else [f"tolerance={self.tolerance!r}"]
         settings += [] if self.scale == 1 else [f"scale={self.scale!r}"]
+        settings += [] if self.fixed is None else [f"fixed={self.fixed}"]
         return f"Orthogonal({', '.join(settings)})"
 
     @property
@@ -69,7 +85,7 @@ class Orthogonal(Surface):
         self._hard = self._hard + (int(hard.sum()) if host.reads(hard.device) else hard.sum())
 
     def kernel(self, shape: Sequence[int], dtype: torch.dtype) -> native.Stiefel | None:
-        if native.product(dtype) is None:
+        if native.product(dtype) is None or self.fixed is not None:
             return None
         tall = shape[0] >= math.prod(shape[1:])
         return native.Stiefel(*self.sizes(shape), tall, self.tolerance_for(dtype), self.scale, self.iterations)
@@ -109,7 +125,7 @@ class Orthogonal(Surface):
         return self.scale * polar(self.tall(θ))
 
     def holds(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
-        limit = max(4 * self.tolerance_for(θ.dtype), 2 * eps)
+        limit = max(4 * self.tolerance_for(θ.dtype), 2 * eps) if self.fixed is None else LOOSE
         held = self.excess(self.tall(θ)).abs().amax((-2, -1)) <= limit
         return held.view(-1, *[1] * (θ.dim() - 1))
 
@@ -146,6 +162,8 @@ class Orthogonal(Surface):
         last iterate is not needed. Matrices that are not there after `most` iterations take the polar factor instead;
         the excess of some grows, and nobody waits for them.
         """
+        if self.fixed is not None:
+            return self.iterate(point, start, self.fixed)
         if not host.reads(point.device):
             return self.solve_by_count(point, start)
         tolerance, floor = (
@@ -177,6 +195,18 @@ class Orthogonal(Surface):
         hard = self.missed(q)
         if bool(hard.any()):
             return self.apart(point, start, hard.view(-1))
+        return q, point - q
+
+    def iterate(self, point: torch.Tensor, start: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The lines of Algorithm 1: for k = 0 to K − 1, Q ← Q − ½ Q_n (QᵀQ/c² − I)."""
+        q = point
+        for _ in range(count):
+            q = q - start @ self.excess(q, 0.5)
+        if host.reads(q.device) and not self.finite(q):
+            raise SurfaceError(
+                f"{self!r}: the step is too long, and {count} iterations lead to inf or nan; lower lr, or leave out "
+                "fixed= for a step of any length"
+            )
         return q, point - q
 
     def most(self, dtype: torch.dtype) -> int:

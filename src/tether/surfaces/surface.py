@@ -61,6 +61,7 @@ class Surface(ABC):
     intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
     reversible: bool = False  # is the drift a geodesic at any length, so that −p leads back?
     absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
+    prompt: bool = False  # is Π applied to momenta after every letter? For points that are only near Σ.
 
     def __repr__(self) -> str:
         """Name and settings. Two of equal text are the same."""
