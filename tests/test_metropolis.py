@@ -358,9 +358,7 @@ class Short(Sphere):
 
     def drift(self, q, p, h):
         if p[2].abs().sum() > 0:
-            error = tether.surfaces.SurfaceError("too long")
-            error.which = torch.tensor([False, False, True])
-            raise error
+            raise tether.surfaces.SurfaceError("too long", torch.tensor([False, False, True]))
         return super().drift(q, p, h)
 
 

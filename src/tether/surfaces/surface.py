@@ -27,7 +27,9 @@ class SurfaceError(ValueError):
     `which` are the tensors of the stack that a step could not move, as a mask; None if that is not known.
     """
 
-    which: torch.Tensor | None = None
+    def __init__(self, message: str, which: torch.Tensor | None = None) -> None:
+        super().__init__(message)
+        self.which = which
 
 
 def inverse(h: Time) -> Time:
