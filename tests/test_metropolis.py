@@ -371,3 +371,16 @@ def test_a_step_that_a_surface_refuses_is_rejected_and_the_others_go_on():
     assert torch.equal(net.weight[2], before[2])
     assert opt.acceptance[2] == 0
     assert (opt.acceptance[:2] > 0.5).all()
+
+
+def test_the_loop_samples_with_the_whole_loss():
+    ens = Replicas(lambda: nn.Linear(1, 1, bias=False), n=300)
+    x = torch.ones(10, 1)
+    opt = methods.hmc(ens, lr=0.5, steps=2, temperature=0.5)
+    draws = tether.sample(ens, opt, (x, 2 * x), nn.functional.mse_loss, draws=5, thin=1, burn_in=10)
+    # (w − 2)²/0.5 is a normal of variance 1/4 around 2
+    found = draws["weight"].flatten()
+    assert abs(found.mean().item() - 2) < 4 * 0.5 / 300**0.5
+    assert abs(found.var().item() - 0.25) < 4 * 0.25 * (2 / 300) ** 0.5
+    with pytest.raises(ValueError, match=r"batch=5: Metropolis\(2\) accepts by the whole loss"):
+        tether.sample(ens, opt, (x, 2 * x), nn.functional.mse_loss, batch=5)

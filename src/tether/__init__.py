@@ -8,6 +8,7 @@ from tether import data, hamiltonian, letters, measure, methods, noise, surfaces
 from tether.constrain import constrain, decay_groups
 from tether.ensemble import replicas
 from tether.ensemble.replicas import Replicas
+from tether.ensemble.tempering import exchange, temper, tempering_weights
 from tether.loop.sample import Draws, sample
 from tether.loop.train import Record, train
 from tether.metrics.path import Path
@@ -41,6 +42,7 @@ __all__ = [
     "constrain",
     "data",
     "decay_groups",
+    "exchange",
     "hamiltonian",
     "letters",
     "measure",
@@ -51,6 +53,8 @@ __all__ = [
     "sample",
     "soft",
     "surfaces",
+    "temper",
+    "tempering_weights",
     "train",
     "words",
 ]

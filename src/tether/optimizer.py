@@ -17,7 +17,7 @@ from tether.engine.blocks import Lanes
 from tether.engine.checkpoint import check_checkpoint, take_over, with_every_parameter
 from tether.engine.commit import commit
 from tether.engine.given import bare, param_groups, parameters_in, stacked, unnamed
-from tether.engine.gradients import NonFiniteGradient
+from tether.engine.gradients import NonFiniteEnergy, NonFiniteGradient
 from tether.engine.placed import Stack, place, write
 from tether.engine.readings import acceptance, largest_violation, temperatures
 from tether.engine.rows import Row
@@ -31,7 +31,7 @@ from tether.rhythms.waiting import give_back, left_waiting
 from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
-__all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
+__all__ = ["Clock", "NonFiniteEnergy", "NonFiniteGradient", "Optimizer"]
 
 # keys of a param group that are no fields of a part: torch's, and what checkpoints keep beside the fields
 OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "tested", "initial_lr"}
