@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-CLIENTS = {"with_trainer.py": {"transformers"}, "with_lightning.py": {"lightning"}}  # run by tests/clients
+CLIENTS = {  # run by tests/clients
+    "with_trainer.py": {"transformers"},
+    "with_accelerate.py": {"accelerate"},
+    "with_peft.py": {"peft", "transformers"},
+    "with_lightning.py": {"lightning"},
+}
+ALSO = CLIENTS | {"search.py": {"optuna"}}  # run by tests/test_search.py
 
 
 def played(name, monkeypatch, capsys, *options):
@@ -27,12 +33,20 @@ def test_an_example_needs_torch_and_tether_and_one_client_at_most(file):
     named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     packages = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
-    assert packages <= {"torch", "tether", *CLIENTS.get(file.name, {"matplotlib", "picture"})}
+    assert packages <= {"torch", "tether", *ALSO.get(file.name, {"matplotlib", "picture"})}
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_an_example_of_a_client_is_short(name):
     assert len((EXAMPLES / name).read_text().splitlines()) <= 40
+
+
+def test_the_page_on_clients_shows_lines_of_the_examples():
+    page = (EXAMPLES.parent / "docs" / "clients.md").read_text(encoding="utf-8")
+    there = {line.strip() for name in CLIENTS for line in (EXAMPLES / name).read_text().splitlines()}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == len(CLIENTS)
+    assert [line for block in blocks for line in block.splitlines() if line.strip() not in there] == []
 
 
 def test_spiral_prints_a_row_per_method_and_draws_the_picture(tmp_path, monkeypatch, capsys):

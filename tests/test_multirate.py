@@ -336,3 +336,17 @@ def test_clocks_and_metrics_do_not_go_with_words_of_several_gradients():
         tether.Optimizer(net(), parts, lr=0.1)
     with pytest.raises(ValueError, match=r"Path\(2\) changes at every step and cannot go with every=2"):
         tether.Part("*", metric=tether.Path(), every=2).row({**tether.part.DEFAULTS, "lr": 0.1, "where": "*"})
+
+
+def test_the_speed_up_of_the_thesis():
+    """(5.6): k L/(L + (k − 1) ℓ); its limits; and with the forward pass."""
+    assert tether.speedup(10, 2, 5) == pytest.approx(50 / 18)
+    assert tether.speedup(10, 2, 1) == 1
+    assert tether.speedup(10, 10, 7) == 1
+    assert tether.speedup(10, 0, 7) == 7
+    assert tether.speedup(10, 2, 10**9) == pytest.approx(5)
+    assert tether.speedup(2, 0.5, 4, forward=1) == pytest.approx(12 / (4 + 2 + 1.5))
+    with pytest.raises(ValueError, match=r"fast=3, forward=0.0 must be costs with 0 ≤ fast ≤ full, e.g. speedup"):
+        tether.speedup(2, 3, 5)
+    with pytest.raises(ValueError, match="k=0"):
+        tether.speedup(2, 1, 0)

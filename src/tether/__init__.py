@@ -16,9 +16,11 @@ from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.rhythms import Every, Merge, Metropolis, Sleep
 from tether.rhythms.multirate import Multirate
+from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
 from tether.surfaces.soft import orthogonal_penalty, soft
+from tether.window.notebook import explore
 
 __all__ = [
     "Circle",
@@ -43,6 +45,7 @@ __all__ = [
     "data",
     "decay_groups",
     "exchange",
+    "explore",
     "hamiltonian",
     "letters",
     "measure",
@@ -52,6 +55,7 @@ __all__ = [
     "replicas",
     "sample",
     "soft",
+    "speedup",
     "surfaces",
     "temper",
     "tempering_weights",

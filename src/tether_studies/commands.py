@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
@@ -34,9 +34,18 @@ def run(parser: argparse.ArgumentParser) -> Action:
     parser.add_argument("names", nargs="+", metavar="NAME", help="studies, or 'all'")
     scale = parser.add_mutually_exclusive_group()
     scale.add_argument("--quick", dest="scale", action="store_const", const="quick", help="seconds, decides nothing")
-    scale.add_argument("--full", dest="scale", action="store_const", const="full", help="the paper's scale")
+    told = {"long": "hours: enough to decide its claims", "full": "days: the paper's size, or what its notes say"}
+    for name, what in told.items():
+        scale.add_argument(f"--{name}", dest="scale", action="store_const", const=name, help=what)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="how many studies, or pieces of a single study, at once")
+    parser.add_argument(
+        *("--jobs",), type=int,
+        help="how many studies, or pieces of a single study, at once (default 1); with --ray, studies (default 4)",
+    )  # fmt: skip
+    parser.add_argument(
+        *("--ray",), nargs="?", const="", metavar="ADDRESS",
+        help="hand the pieces to the Ray cluster at HOST:PORT, or 'auto'; without an address, to one started here",
+    )  # fmt: skip
     parser.add_argument("--data", type=Path, help="the folder of the data sets (default: TETHER_DATA)")
     parser.add_argument(
         *("--set",), nargs="+", action="extend", default=[], metavar="FIELD=VALUE",
@@ -49,7 +58,7 @@ def report(parser: argparse.ArgumentParser) -> Action:
     """Write all that was run as one HTML file."""
     _out(parser)
     parser.add_argument("--html", type=Path, help="the file to write (default OUT/report.html)")
-    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="copy results and pictures there, small")
+    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="judge all again and write it there, small")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="bring the table 'what holds' in it up to date")
     parser.add_argument("--documents", type=Path, metavar="FILE", help="write the page of all figures and theorems")
     return _report
@@ -84,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
     from tether_studies.files import note
     from tether_studies.runner import Job, ran, run_all
 
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs {options.jobs} must be 1 or more")
     if options.data is not None:
         os.environ["TETHER_DATA"] = str(options.data)
@@ -98,12 +107,30 @@ def _run(options: argparse.Namespace) -> int:
         except TypeError as error:
             raise ValueError(f"--set: {error}") from None
         jobs.append(Job(study.name, scale, options.out, options.seed, changes))
-    with _terminable():
-        outcomes = run_all(jobs, options.jobs)
+    if options.ray is None:
+        with _terminable():
+            outcomes = run_all(jobs, options.jobs or 1)
+    else:
+        try:
+            outcomes = _on_ray(jobs, options)
+        except ModuleNotFoundError as error:
+            note(str(error))
+            return 1
     for name, outcome in outcomes.items():
         if not ran(outcome):
             note(f"{name}: {outcome}")
     return 0 if all(map(ran, outcomes.values())) else 1
+
+
+def _on_ray(jobs: Sequence[Any], options: argparse.Namespace) -> dict[str, str]:
+    """Run studies with their pieces on a Ray cluster."""
+    from tether_studies.cluster.session import session
+    from tether_studies.runner import run_all
+
+    with session(options.ray or None) as address, _terminable():
+        from tether_studies.cluster.tasks import Cluster
+
+        return run_all(jobs, options.jobs or 4, Cluster(address))
 
 
 def _change(study: Any, text: str) -> tuple[str, Any]:
@@ -159,16 +186,18 @@ def _report(options: argparse.Namespace) -> int:
     if options.documents:
         write_text(options.documents, page())
         print(options.documents)
-    found = results(options.out)
+    found = results(*filter(None, (options.out, options.publish)))
     if options.documents and not found:
         return 0  # the page needs no runs
     if not found:
         raise ValueError(f"nothing has been run in {options.out}: `tether run NAME` first")
-    path = options.html or options.out / "report.html"
-    path.write_text(html(found), encoding="utf-8")
-    print(path)
+    if options.html or options.out.is_dir():
+        path = options.html or options.out / "report.html"
+        path.write_text(html(found), encoding="utf-8")
+        print(path)
     if options.publish:
         publish(found, options.publish)
+        found = results(options.publish)
         print(options.publish)
     if options.readme:
         update_readme(found, options.readme)

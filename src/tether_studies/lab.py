@@ -25,9 +25,9 @@ import torch
 from tether_studies.environment import environment
 from tether_studies.files import append, note, set_aside, whole, write_text
 from tether_studies.study import Results, Study
-from tether_studies.workers import in_workers
+from tether_studies.workers import Place, Processes
 
-__all__ = ["Busy", "Lab", "digest", "side_by_side"]
+__all__ = ["Busy", "Lab", "digest", "joined", "side_by_side"]
 
 PATIENCE = 1.0  # seconds in which workers of a killed run end and release its lock
 
@@ -41,9 +41,13 @@ class Lab:
 
     def __init__(self, study: Study, config: Any, folder: Path, seed: int, data: Path | None = None) -> None:
         self.study, self.config, self.folder, self.seed, self.data = study, config, folder, seed, data
-        self.watch: Callable[[int, int, str], None] = lambda done, total, piece: None
-        self.workers = 1  # how many pieces at once
+        self.watch: Callable[[int, int, str], None] = unwatched
+        self.where: Place = Processes()
         self._lock: IO[str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a piece on another machine needs; who watches and who holds the lock stays here."""
+        return vars(self) | {"_lock": None, "where": Processes(), "watch": unwatched}
 
     def open(self) -> None:
         """Take the folder; if it holds what was done under another config, take one beside it."""
@@ -70,32 +74,45 @@ class Lab:
     def pieces(self, asked: Mapping[Any, Callable[[], Results]]) -> dict[Any, Results]:
         """Do what is not done yet, in order, and return all results by the names of the pieces, texts or tuples.
 
-        A result is a dictionary of numbers, text, lists and arrays; it is returned as it was written, as arrays. With
-        several workers, pieces run at once in processes of their own, to the same bits. A piece whose file is damaged
-        is done again.
+        A result is a dictionary of numbers, text, lists and arrays; it is returned as it was written, as arrays.
+        `where` says where pieces run: in processes here or on other machines, to the same bits. A piece whose file is
+        damaged is done again.
         """
         work = {joined(name): todo for name, todo in asked.items()}
-        paths = {name: self._path(name, "npz") for name in work}
-        found = {name: self._read(path) for name, path in paths.items() if path.exists()}
-        undone = [name for name in work if found.get(name) is None]
-
-        def do(name: str) -> None:
-            began = time.perf_counter()
-            result = self._result(name, work[name])
-            self._write(paths[name], result, name, time.perf_counter() - began)
-
-        def watch(name: str) -> None:
-            self.watch(sum(path.exists() for path in paths.values()), len(work), name)
-
-        if self.workers > 1 and len(undone) > 1:
-            in_workers(undone, do, self.workers, watch)
-        for name in undone:
-            if not paths[name].exists():
-                watch(name)
-                do(name)
-            found[name] = _load(paths[name])
+        found = {name: self._read(self._path(name, "npz")) for name in work if self.done(name)}
+        undone = {name: todo for name, todo in work.items() if found.get(name) is None}
+        self.where.run(self, undone, lambda text: self.watch(sum(map(self.done, work)), len(work), text))
+        found |= {name: _load(self._path(name, "npz")) for name in undone}
         self.watch(len(work), len(work), "")
         return {name: found[joined(name)] or {} for name in asked}
+
+    def done(self, name: str) -> bool:
+        """Is there a result of this piece?"""
+        return self._path(name, "npz").exists()
+
+    def do(self, name: str, work: Callable[[], Results]) -> None:
+        """Do a piece and keep its result."""
+        self.keep(name, *self.result(name, work))
+
+    def result(self, name: str, work: Callable[[], Results]) -> tuple[Results, float]:
+        """Do a piece; returns what it found, as arrays, and the seconds it took."""
+        began = time.perf_counter()
+        found = self._found(name, work)
+        seconds = time.perf_counter() - began
+        arrays = {key: np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x) for key, x in found.items()}
+        objects = [key for key, x in arrays.items() if x.dtype == object]
+        if objects:
+            raise TypeError(f"{self.study.name}, piece {name!r}: {objects[0]!r} is no number, text or array of them")
+        return arrays, seconds
+
+    def keep(self, name: str, arrays: Results, seconds: float) -> None:
+        """Write what a piece found; its checkpoint is not needed any more."""
+        numbers = {key: x.item() for key, x in arrays.items() if x.ndim == 0}
+        line = {"piece": name, "seconds": round(seconds, 3), "at": now(), **numbers}
+        append(self.folder / "metrics.jsonl", json.dumps(line, ensure_ascii=False))
+        with whole(self._path(name, "npz")) as file:
+            np.savez_compressed(file, **arrays)
+        self.checkpoint(name).unlink(missing_ok=True)
 
     def each(self, names: Iterable[Any], work: Callable[[Any], Results]) -> dict[Any, Results]:
         """Do ``work(name)`` for every name, a piece each."""
@@ -159,7 +176,7 @@ class Lab:
     def _path(self, name: str, kind: str) -> Path:
         return self.folder / "pieces" / f"{quote(name, safe=' ,=+')}.{kind}"
 
-    def _result(self, name: str, work: Callable[[], Results]) -> Results:
+    def _found(self, name: str, work: Callable[[], Results]) -> Results:
         """Do a piece; if it cannot go on from its checkpoint, do it from the start."""
         path = self.checkpoint(name)
         before = path.stat().st_mtime_ns if path.exists() else None
@@ -186,18 +203,6 @@ class Lab:
         np.random.seed(seed)
         random.seed(seed)
 
-    def _write(self, path: Path, result: Results, name: str, seconds: float) -> None:
-        arrays = {key: np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x) for key, x in result.items()}
-        objects = [key for key, x in arrays.items() if x.dtype == object]
-        if objects:
-            raise TypeError(f"{self.study.name}, piece {name!r}: {objects[0]!r} is no number, text or array of them")
-        numbers = {key: x.item() for key, x in arrays.items() if x.ndim == 0}
-        line = {"piece": name, "seconds": round(seconds, 3), "at": now(), **numbers}
-        append(self.folder / "metrics.jsonl", json.dumps(line, ensure_ascii=False))
-        with whole(path) as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        self.checkpoint(name).unlink(missing_ok=True)
-
     def _read(self, path: Path) -> Results | None:
         """What a piece found; None if its file is damaged."""
         try:
@@ -208,6 +213,10 @@ class Lab:
             aside = set_aside(path)
             note(f"{path} is damaged ({error}): it is {aside.name} now, and the piece is done again")
             return None
+
+
+def unwatched(done: int, total: int, piece: str) -> None:
+    """Nobody is told how far it is."""
 
 
 def joined(name: Any) -> str:

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -17,17 +17,16 @@ from typing import Any, cast
 import torch
 
 from tether_studies import find
+from tether_studies.conclusion import DECIDES_NOTHING, concluded, drawn
 from tether_studies.files import note, whole, write_text
-from tether_studies.judges import UNJUDGED
 from tether_studies.lab import Busy, Lab, digest, now
 from tether_studies.needs import missing
 from tether_studies.study import Study
-from tether_studies.workers import end, end_with_parent
+from tether_studies.workers import Place, Processes, end, end_with_parent
 
 __all__ = ["Job", "folder_of", "ran", "run_all", "run_one"]
 
 FAILED, NOT_RUN = "failed: ", "not run: "
-DECIDES_NOTHING = "a quick run decides nothing"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def ran(outcome: str) -> bool:
     return not outcome.startswith((FAILED, NOT_RUN))
 
 
-def run_one(job: Job, watch: Any = None, workers: int = 1) -> str:
+def run_one(job: Job, watch: Any = None, where: Place | None = None) -> str:
     """Run a study to its end, or go on with it; returns how it went, in a line."""
     study = find(job.name)
     config = study.at(job.scale, **job.changes)
@@ -64,7 +63,7 @@ def run_one(job: Job, watch: Any = None, workers: int = 1) -> str:
     # One thread: the sums then do not depend on how many studies run at once.
     torch.set_num_threads(1)
     lab = Lab(study, config, folder_of(job), job.seed)
-    lab.watch, lab.workers = watch or lab.watch, workers
+    lab.watch, lab.where = watch or lab.watch, where or lab.where
     try:
         lab.open()
         return conclude(study, lab, job, study.run(lab.config, lab))
@@ -81,42 +80,23 @@ def _lacking(job: Job) -> str:
 
 def conclude(study: Study, lab: Lab, job: Job, results: dict[str, Any]) -> str:
     """Judge the claims, draw the figures and write ``result.json``."""
-    claims = list(study.claims(results, lab.config))
-    if job.scale == "quick":
-        claims = [replace(claim, verdict=UNJUDGED, evidence=DECIDES_NOTHING, provisional=False) for claim in claims]
-    figures = study.draw(results, lab.config)
-    for name, figure in figures.items():
-        with whole(lab.folder / f"{name}.png") as file:
-            figure.savefig(file, format="png", dpi=110, bbox_inches="tight")
-    record = {
-        "name": study.name,
-        "title": study.title,
-        "source": study.source,
-        "notes": study.notes,
-        "scale": job.scale,
-        "seed": job.seed,
-        "date": now(),
-        "seconds": round(lab.seconds(), 1),
-        "config": asdict(lab.config),
-        "changes": study.changed(job.scale, lab.config),
-        "environment": json.loads((lab.folder / "environment.json").read_text(encoding="utf-8")),
-        "claims": [asdict(claim) for claim in claims],
-        "tables": [asdict(table) for table in study.tables(results, lab.config)],
-        "figures": sorted(f"{name}.png" for name in figures),
-    }
-    write_text(lab.folder / "result.json", json.dumps(record, indent=1, ensure_ascii=False, default=float))
-    if figures:
-        import matplotlib.pyplot as plt
-
-        plt.close("all")
-    verdicts = [f"{claim.verdict}{' (provisional)' if claim.provisional else ''}" for claim in claims]
+    record, pictures = concluded(study, lab.config, job.scale, results), drawn(study, lab.config, results)
+    for name, content in pictures.items():
+        with whole(lab.folder / name) as file:
+            file.write(content)
+    record |= {"seed": job.seed, "date": now(), "seconds": round(lab.seconds(), 1), "figures": sorted(pictures)}
+    record["environment"] = json.loads((lab.folder / "environment.json").read_text(encoding="utf-8"))
+    write_text(lab.folder / "result.json", json.dumps(record, indent=1, ensure_ascii=False))
+    early = {True: " (provisional)", False: ""}
+    verdicts = [f"{claim['verdict']}{early[claim['provisional']]}" for claim in record["claims"]]
     return f"done: {DECIDES_NOTHING}" if job.scale == "quick" else ", ".join(verdicts) or "done"
 
 
-def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[str, str]:
+def run_all(jobs: Sequence[Job], at_once: int = 1, cluster: Place | None = None) -> dict[str, str]:
     """Run several studies; one that fails or lacks its data does not keep the others from running.
 
-    What a study lacks is said before the first one begins. Of a single study so many pieces run at once.
+    What a study lacks is said before the first one begins. Of a single study so many pieces run at once, or as many as
+    a cluster has room for.
     """
     lacking = {job.name: _lacking(job) for job in jobs}
     for name, outcome in lacking.items():
@@ -125,16 +105,17 @@ def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[str, str]:
     ready = [job for job in jobs if not lacking[job.name]]
     with _bars() as bars:
         if at_once == 1 or len(ready) == 1:
-            outcomes = {job.name: _guarded(job, partial(bars, job.name), at_once) for job in ready}
+            where = cluster or Processes(at_once)
+            outcomes = {job.name: _guarded(job, partial(bars, job.name), where) for job in ready}
         else:
-            outcomes = _in_processes(ready, at_once, bars)
+            outcomes = _in_processes(ready, at_once, bars, cluster or Processes())
     return {job.name: lacking[job.name] or outcomes[job.name] for job in jobs}
 
 
-def _guarded(job: Job, tell: Callable[[int, int, str], None], workers: int = 1) -> str:
+def _guarded(job: Job, tell: Callable[[int, int, str], None], where: Place) -> str:
     tell(0, 0, "")
     try:
-        outcome = run_one(job, tell, workers)
+        outcome = run_one(job, tell, where)
     except Exception as error:
         traceback.print_exc()
         outcome = f"{FAILED}{type(error).__name__}: {error}"
@@ -142,7 +123,7 @@ def _guarded(job: Job, tell: Callable[[int, int, str], None], workers: int = 1) 
     return outcome
 
 
-def _in_processes(jobs: Sequence[Job], at_once: int, bars: Any) -> dict[str, str]:
+def _in_processes(jobs: Sequence[Job], at_once: int, bars: Any, where: Place) -> dict[str, str]:
     """Each study in a process with a pipe of its own: one that is killed cannot block the others."""
     context = multiprocessing.get_context("spawn")
     waiting, outcomes = list(jobs), dict[str, str]()
@@ -152,7 +133,7 @@ def _in_processes(jobs: Sequence[Job], at_once: int, bars: Any) -> dict[str, str
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 news, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(job, theirs), daemon=True)
+                process = context.Process(target=_child, args=(job, theirs, where), daemon=True)
                 running[news] = job.name, process
                 process.start()
                 theirs.close()  # the pipe ends with the child then
@@ -173,9 +154,9 @@ def _in_processes(jobs: Sequence[Job], at_once: int, bars: Any) -> dict[str, str
     return outcomes
 
 
-def _child(job: Job, news: Any) -> None:
+def _child(job: Job, news: Any, where: Place) -> None:
     end_with_parent()
-    _guarded(job, lambda *told: news.send(told))
+    _guarded(job, lambda *told: news.send(told), where)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ T = TypeVar("T")
 def at(default: T, **scales: Any) -> T:
     """Declare a field of a config whose value depends on the scale.
 
-    ``runs: int = at(4, quick=2, full=20)`` is 4, but 2 in a quick run and 20 at the paper's scale.
+    ``runs: int = at(4, quick=2, full=20)`` is 4, but 2 in a quick run and 20 in a full one.
     """
     return field(default=default, metadata=scales)
 
@@ -59,8 +59,9 @@ class Study:
 
     ``run(config, lab)`` returns results, plain values and arrays by name; ``claims(results, config)`` sets measured
     beside published; ``draw`` and ``tables`` show the numbers behind them. `config` is a frozen dataclass of plain
-    values whose defaults end within ten minutes on two cores; fields that are declared by `at` have other values for a
-    run of seconds (``quick``, which decides nothing) and for the paper's scale (``full``). `data` has the data sets it
+    values whose defaults end within 15 minutes on two cores; fields that are declared by `at` have other values for a
+    run of seconds (``quick``, which decides nothing), for one of hours that decides (``long``), and for the paper's own
+    size or what the notes say of it (``full``). `data` has the data sets it
     needs, by the names of their folders, and packages as ``pip:NAME`` or ``weights:NAME``; `notes` what differs from
     the paper, and why.
     """
@@ -77,7 +78,7 @@ class Study:
     notes: str = ""
 
     def at(self, scale: str, **changes: Any) -> Any:
-        """The config at a scale, ``default``, ``quick`` or ``full``, with some fields changed."""
+        """The config at a scale, ``quick``, ``default``, ``long`` or ``full``, with some fields changed."""
         config = self.config()
         scaled = {one.name: one.metadata[scale] for one in fields(config) if scale in one.metadata}
         values = asdict(replace(config, **{**scaled, **changes}))

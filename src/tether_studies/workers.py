@@ -1,14 +1,48 @@
-"""Several pieces of a study at once, each in a process that was forked from this one."""
+"""Where the pieces of a study run: here, one after the other or several at once, each in a forked process."""
+
+from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["end", "end_with_parent", "in_workers"]
+if TYPE_CHECKING:
+    from tether_studies.lab import Lab
+
+__all__ = ["Place", "Processes", "end", "end_with_parent", "in_workers"]
+
+Work = Mapping[str, Callable[[], dict[Any, Any]]]
+
+
+class Place(Protocol):
+    """Where the pieces of a study run."""
+
+    def run(self, lab: Lab, work: Work, watch: Callable[[str], None]) -> None:
+        """Do these pieces and `keep` their results in the lab, or raise what one of them raised.
+
+        `watch` is called whenever pieces begin, with a text that names them.
+        """
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This machine, with `count` pieces at once; a single one runs in this very process."""
+
+    count: int = 1
+
+    def run(self, lab: Lab, work: Work, watch: Callable[[str], None]) -> None:
+        """What a worker fails to do is done again here, where the error can be seen."""
+        if self.count > 1 and len(work) > 1:
+            in_workers(list(work), lambda name: lab.do(name, work[name]), self.count, watch)
+        for name in work:
+            if not lab.done(name):
+                watch(name)
+                lab.do(name, work[name])
 
 
 def in_workers(names: Sequence[str], do: Callable[[str], None], workers: int, watch: Callable[[str], None]) -> None:

@@ -14,6 +14,8 @@ import small
 HERE = Path(__file__).parent
 EXAMPLES = {  # how the examples end
     "trainer_cases": r"step 40, violation \d\.\de-0[678]$",
+    "accelerate_cases": r"step 200, largest weight [01]\.\d\d$",
+    "peft_cases": r"2114 weights trained, violation \d\.\de-0[678]$",
     "lightning_cases": r"epoch 20, (\d+) % of the points are right$",
 }
 
@@ -27,12 +29,13 @@ def environment(folder):
 
 
 @pytest.mark.parametrize(
-    ("package", "modules"), [("transformers", ["trainer_cases"]), ("lightning", ["lightning_cases"])]
+    ("package", "modules"),
+    [("peft", ["trainer_cases", "accelerate_cases", "peft_cases"]), ("lightning", ["lightning_cases"])],
 )
 def test_killed_and_resumed_ends_at_the_same_bits(package, modules, tmp_path):
     pytest.importorskip(package)
     command = [sys.executable, str(HERE / "killed.py"), str(tmp_path), *modules]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads((tmp_path / "report.json").read_text())
     for name in modules:

@@ -51,9 +51,9 @@ def backward(model):
     model(torch.linspace(-1, 1, 16).view(2, 8)).square().sum().backward()
 
 
-def both(make, backend, steps=5):
+def both(make, backend, steps=5, layers=2):
     """A model moved by a compiled step and one moved by a plain one, with a step size that changes."""
-    model, twin = tower(2), tower(2)
+    model, twin = tower(layers), tower(layers)
     opt, other = make(model), make(twin)
     step = torch.compile(opt.step, backend=backend, fullgraph=True)
     for i in range(steps):
@@ -88,6 +88,50 @@ def test_inductor(name):
     found = both(TRACED[name], "inductor", steps=3)
     assert counters["stats"]["unique_graphs"] == 1
     assert_equal(*found)
+
+
+# what is not traced runs as it is, behind a break of the graph
+
+
+def level(model):
+    parts = [Part("0.bias", on=tether.Level(lambda w: w.square().sum() - 1.0)), Part("*")]
+    return tether.Optimizer(model, parts, lr=0.05)
+
+
+UNTRACED = {
+    "replicas": lambda ens: tether.Optimizer(ens, lr=0.05, word="BAOAB", temperature=1e-3),
+    "every": lambda model: tether.methods.multirate_sgd(model, fast="1.*", k=2),
+    "asleep": lambda model: tether.Optimizer(model, lr=0.05, asleep=0.5, nap=2),
+    "merge": lambda model: tether.Optimizer(model, lr=0.05, word="OBA", merge=2),
+    "metric": lambda model: tether.Optimizer(model, lr=0.05, metric=tether.Path()),
+    "level": level,
+    "several gradients": lambda model: tether.Optimizer(model, lr=0.05, word="BABA"),
+    "closure": lambda model: tether.Optimizer(model, lr=0.05, word="BAOAB", temperature=1e-3),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_what_is_not_traced_runs_as_it_is(name):
+    def net():
+        return tether.Replicas(lambda: tower(2), 3) if name == "replicas" else tower(2)
+
+    model, twin = net(), net()
+    opt, other = UNTRACED[name](model), UNTRACED[name](twin)
+    step = torch.compile(opt.step, backend="eager")
+    for _ in range(4):
+        for one, move in ((model, step), (twin, other.step)):
+            if name in ("closure", "several gradients"):
+
+                def closure(one=one):
+                    backward(one)
+                    return torch.zeros(())
+
+                move(closure)
+            else:
+                backward(one)
+                move()
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), twin.parameters(), strict=True))
+    assert opt.param_groups[0]["step"] == other.param_groups[0]["step"] == 4
 
 
 def test_a_float_lr_makes_one_graph_more_whatever_it_becomes():

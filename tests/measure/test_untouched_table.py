@@ -63,6 +63,8 @@ CASES = [
     ("hard_margin", lambda net, data: measure.hard_margin(data[0], data[0][:, 0] > 0, column(net))),
     ("margin", lambda net, data: measure.margin(net, data)),
     ("homogeneity", lambda net, data: measure.homogeneity(net, data)),
+    ("gradient_noise", lambda net, data: measure.gradient_noise(net, data, 3)),
+    ("gradient_noise, one by one", lambda net, data: measure.gradient_noise(net, data, 3, one_by_one=True)),
 ]
 
 

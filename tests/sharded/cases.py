@@ -344,6 +344,7 @@ def fallbacks(rank, world):
 # Checkpoints
 
 SAVED = ["sgld", "langevin", "adlala", "circle_cola_ud", "sphere_cola_ud", "orthogonal_cola_ud"]
+SAVED += ["random_subset", "composite_sgd"]  # whose rhythms have state from the start
 
 
 def state_of(model, opt):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from tether_studies import between_classes, degenerate_minima, influences, lines, minimum_norms, separators
-from tether_studies.blocks import BLOCKS, Training, residual, train
+from tether_studies.blocks import BLOCKS, LAYERS, Training, brightened, norm_groups, residual, train, unnormed, vgg
+from tether_studies.cases import BARE_HIGH, SLOW_LOW, Case, resisting, split
 
 
 def test_angles_are_exact_where_they_are_small():
@@ -97,15 +98,76 @@ def test_a_block_with_step_size_zero_stays():
     net = residual(2, depth=2)
     start = {name: x.clone() for name, x in net.state_dict().items()}
     data = torch.randn(70, 3, 16, 16), torch.randint(10, (70,))
-    end = train(net, data, Training(3, rates=(("B2", 0.0),)), seed=1)
+    end = train(net, data, Training(3, rates=(("B2", 0.0),), precision="float32"), seed=1)
     moved = {name for name, _ in net.named_parameters() if not torch.equal(start[name], end[name])}
     assert not any(name.startswith("B2.") for name in moved)
     assert {name.partition(".")[0] for name in moved} == {"conv", *BLOCKS} - {"B2"}
 
 
-def test_without_batchnorm_there_is_none():
+def test_a_block_without_decay_keeps_what_the_loss_does_not_move():
+    """With step size 0.1, decay 0.5 and no gradient, weights shrink by 0.95 a step; momentum adds 0.9 of the last."""
+    torch.manual_seed(0)
+    net = residual(2)
+    start = {name: x.clone() for name, x in net.state_dict().items()}
+    dark = torch.zeros(8, 3, 16, 16), torch.randint(10, (8,))  # no gradient reaches the first convolution
+    end = train(net, dark, Training(1, decay=0.5, decays=(("B1", 0.0),), precision="float32"), seed=1)
+    torch.testing.assert_close(end["conv.0.weight"], 0.95 * start["conv.0.weight"])
+    torch.testing.assert_close(end["B1.0.body.0.weight"], start["B1.0.body.0.weight"])
+
+
+def test_without_batchnorm_there_are_biases():
     assert sum(isinstance(x, nn.BatchNorm2d) for x in residual(2).modules()) == 1 + 4 * 2 + 3
-    assert not any(isinstance(x, nn.BatchNorm2d) for x in residual(2, norm=False).modules())
+    net = unnormed(residual(2))
+    assert not any(isinstance(x, nn.BatchNorm2d) for x in net.modules())
+    assert all(x.bias is not None for x in net.modules() if isinstance(x, nn.Conv2d))
+    assert len(list(net.parameters())) == 2 * (1 + 4 * 2 + 3 + 1)
+
+
+def test_vgg_is_whole_at_width_64():
+    """torchvision's vgg11_bn has 9,225,984 parameters in its convolutions, whose biases BatchNorm makes useless."""
+    with torch.device("meta"):
+        net = vgg(64)
+    convolutions = [x for x in net.modules() if isinstance(x, nn.Conv2d)]
+    assert [x.out_channels for x in convolutions] == [64, 128, 256, 256, 512, 512, 512, 512]
+    biases = sum(x.out_channels for x in convolutions)
+    norms = sum(2 * x.num_features for x in net.modules() if isinstance(x, nn.BatchNorm2d))
+    assert sum(x.weight.numel() for x in convolutions) + biases + norms == 9_225_984
+    assert [name for name, _ in net.named_children()] == list(LAYERS)
+    assert vgg(2, narrowed=("L2", "L9"))(torch.zeros(2, 3, 16, 16)).shape == (2, 10)
+    assert vgg(2, narrowed=("L2",)).L2[0].out_channels == 2
+    assert vgg(2)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_the_groups_of_a_block_are_all_of_it():
+    net = residual(2)
+    groups = norm_groups(net, "B3")
+    whole = sorted(name for name in net.state_dict() if name.startswith("B3."))
+    assert sorted(name for names in groups.values() for name in names) == whole
+    assert all("running" in name or "tracked" in name for name in groups["running statistics"])
+    assert all(net.state_dict()[name].dim() == 4 for name in groups["convolutions"])
+
+
+def test_brightness_multiplies_pixels():
+    x = torch.tensor([-2.0, 0.0, 1.9]).view(1, 1, 1, 3).repeat(200, 1, 1, 1)  # pixels 0, 0.5 and 0.975
+    pixels = (brightened(x, 0.05, torch.Generator().manual_seed(0)) + 2) / 4
+    assert (pixels[..., 0] == 0).all()
+    factors = pixels[..., 1] / 0.5
+    assert 0.95 <= factors.min() < 0.96
+    assert 1.04 < factors.max() <= 1.05
+    torch.testing.assert_close(pixels[..., 2], (0.975 * factors).clamp(max=1))
+
+
+def test_layers_with_barriers_are_told_from_the_others():
+    falls, bump = np.linspace(2, 0, 5), np.array([1.0, 3.0, 3.0, 1.0, 0.0])
+    base = {"L1: losses": np.stack([falls, falls]), "L2: losses": np.stack([bump, bump])}
+    base |= {"L3: losses": np.stack([falls / 2, bump])}
+    graded = lines.graded(base)
+    assert resisting(graded, ("L1", "L2", "L3")) == ["L2"]
+    smooth = lines.graded({f"L{i}: losses": falls[None] / (1 + i) for i in range(3)})
+    assert resisting(smooth, ("L2", "L1", "L0")) == ["L1", "L0"]  # no barrier: the highest above their ends
+    cases = split(Case(lambda: vgg(2), Training(1), 10), ["L2"], ("L1", "L2", "L3"))
+    assert cases[SLOW_LOW].training.rates == (("L1", pytest.approx(0.01)), ("L3", pytest.approx(0.01)))
+    assert cases[BARE_HIGH].training.decays == (("L2", 0.0),)
 
 
 def test_shapes_that_tell_the_accuracy():

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,13 +16,17 @@ import torch
 
 import tether_studies as studies
 from tether.cli import main
+from tether_studies.conclusion import concluded
 from tether_studies.experiment import said
 from tether_studies.judges import HELD, yes
 from tether_studies.lab import Busy, Lab
+from tether_studies.recorded import Recorded
 from tether_studies.report import html, results
+from tether_studies.report.publish import recorded
 from tether_studies.report.tables import methods_table, what_holds
 from tether_studies.runner import Job, folder_of, run_all, run_one
 from tether_studies.study import Claim, Study, Table, at
+from tether_studies.workers import Processes
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def dice(config, lab):
 
 
 def judged(results, config):
-    return [Claim("dice fall", "always", f"{len(results)} times", *yes(True, "seen"))]
+    return [Claim("dice fall", "always", f"{len(results)} times", *yes(True, "seen")[:2])]
 
 
 DICE = Study(
@@ -57,7 +61,7 @@ DICE = Study(
 def listed(monkeypatch):
     def use(*found):
         known = {study.name: study for study in found}
-        for module in ("tether_studies", "tether_studies.report.results"):
+        for module in ("tether_studies", "tether_studies.report.results", "tether_studies.report.publish"):
             monkeypatch.setattr(import_module(module), "studies", lambda: known)
 
     return use
@@ -70,7 +74,7 @@ def pieces(folder):
 def test_pieces_at_once_are_the_same_bits(tmp_path):
     for name, workers in (("one", 1), ("three", 3)):
         lab = Lab(DICE, Config(pieces=7), tmp_path / name, seed=0)
-        lab.workers, seen = workers, []
+        lab.where, seen = Processes(workers), []
         lab.watch = lambda done, total, piece, seen=seen: seen.append(piece)
         lab.open()
         dice(lab.config, lab)
@@ -82,7 +86,7 @@ def test_pieces_at_once_are_the_same_bits(tmp_path):
 
 def test_a_piece_that_fails_in_a_worker_says_why_and_the_others_are_kept(tmp_path, capfd):
     lab = Lab(DICE, Config(), tmp_path, seed=0)
-    lab.workers = 2
+    lab.where = Processes(2)
     lab.open()
     work = {"good": lambda: {"x": 1.0}, "bad": lambda: {"x": 1 / 0}, "better": lambda: {"x": 2.0}}
     with pytest.raises(ZeroDivisionError):
@@ -248,7 +252,7 @@ def test_every_study_on_the_list_is_whole():
     for name, study in studies.studies().items():
         assert study.title, name
         assert study.source, name
-        for scale in ("default", "quick", "full"):
+        for scale in ("default", "quick", "long", "full"):
             study.at(scale)
 
 
@@ -259,15 +263,26 @@ def test_the_readme_is_up_to_date():
     assert what_holds(results(root / "docs" / "results")) in text
 
 
+# Studies that are new, or have another config than their committed results: they wait for the next long run.
+WAITING = {"fig-6.2", "fig-6.5", "fig-6.6", "table-6.4"}
+
+
 def test_the_committed_results_are_those_of_the_studies():
-    """Nothing was lost: every claim that was judged is still made, of the same config."""
+    """Nothing was lost, and no text lags behind the source: `tether report --publish docs/results` if one does."""
     found = {one["name"]: one for one in results(Path(__file__).parents[2] / "docs" / "results")}
-    assert found.keys() == studies.studies().keys()
+    assert found.keys() | WAITING == studies.studies().keys()
     assert sum(len(one["claims"]) for one in found.values()) >= 159
     for name, study in studies.studies().items():
-        config, one = study.at("default"), found[name]
-        assert (one["title"], one["source"]) == (study.title, study.source)
-        assert one["config"] == json.loads(json.dumps(asdict(config))), name
-        texts = iter([text for text, _ in said(config)])
-        assert all(claim["text"] in texts for claim in one["claims"]), name  # in this order
-    assert html(list(found.values())).count("<section class=page") == 34
+        if name in WAITING:
+            continue
+        one = found[name]
+        config = study.at(one["scale"], **one["config"])
+        assert not study.changed(one["scale"], config), name
+        assert (one["title"], one["source"], one["notes"]) == (study.title, study.source, study.notes)
+        told = iter(said(config))
+        assert all((claim["text"], claim["published"]) in told for claim in one["claims"]), name  # in this order
+        pieces = recorded(one)
+        if pieces:  # judged by the judges of now
+            again = study.run(config, Recorded(study, config, one["seed"], pieces))
+            assert one["claims"] == concluded(study, config, one["scale"], again)["claims"], name
+    assert html(list(found.values())).count("<section class=page") == len(found)

@@ -18,7 +18,7 @@ from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
 from tether.engine.pieces import Ranks
 from tether.engine.rows import Row
-from tether.engine.traced import leave
+from tether.engine.traced import in_numbers, leave
 from tether.engine.values import noisy
 from tether.engine.verdict import Verdict
 from tether.rhythms import Rhythm
@@ -53,7 +53,10 @@ def settle_first(opt: Optimizer) -> None:
         raise NonFiniteGradient({"?": f"in {missed} compiled steps, which do not tell where"})
     if opt.verdict is not None:
         verdict, opt.verdict = opt.verdict, None
-        verdict.read()
+        if verdict.found():
+            take_back(opt, verdict.counts)
+            if opt.on_nonfinite == "raise":
+                raise verdict.error()
     if opt.awakened:
         raise RuntimeError("a step inside opt.awake() would move weights that sleep: leave the block first")
     if opt.released:
@@ -99,12 +102,26 @@ def judge(opt: Optimizer) -> None:
     verdict = Verdict(opt.param_groups, opt.lanes.rows if opt.replicas else 0)
     if opt.ranks is not None:
         verdict.bad = opt.ranks.worst(verdict.bad.float()) > 0
-    if opt.on_nonfinite == "skip":
-        opt.bad = verdict.bad
+    skip = opt.on_nonfinite == "skip"
+    opt.bad = verdict.bad.any() if opt.replicas and not skip else verdict.bad
+    if skip:
         opt.missed = opt.missed + verdict.bad.any()
-    else:
-        opt.bad = verdict.bad.any() if opt.replicas else verdict.bad
+    if not (skip and opt.replicas):  # then the other replicas have moved, and the step counts
         opt.verdict = verdict.sent()
+        if opt.verdict is not None:
+            opt.verdict.counts = [in_numbers(group) for group in opt.param_groups]
+
+
+def take_back(opt: Optimizer, counts: Sequence[dict[str, Any]]) -> None:
+    """The last step moved nothing: let it not have been counted, and the rhythms be where they were."""
+    for row, before in zip(opt.rows, counts, strict=True):
+        row.group.update(before)
+    opt.clock.step = opt.rows[0].group["step"]
+    for row in opt.rows:
+        if not opt.released:
+            commit(row.rhythm.rise(row))
+            commit(row.rhythm.lie_down(row))
+    set_clock(opt)
 
 
 def planned(opt: Optimizer, resting: Sequence[int]) -> list[Write]:

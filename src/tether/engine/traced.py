@@ -77,10 +77,10 @@ def plan(opt: Optimizer) -> Plan | None:
 
 
 def traceable(row: Row) -> bool:
-    """Has the part one gradient for a step, no metric, no rhythm, and a surface that needs no loop of its own?"""
+    """Has the part one gradient for a step, no metric, no rhythm, and a surface that looks at no number?"""
     plain = row.rhythm == Always() and row.metric is None and not row.word.needs_closure
-    joint = isinstance(row.surface, Surface) and row.surface.together
-    return plain and not joint and not row.group["stopped"]
+    looks = isinstance(row.surface, Surface) and row.surface.looks
+    return plain and not looks and not row.group["stopped"]
 
 
 def complete(body: Block | Moving) -> bool:

@@ -1,7 +1,8 @@
 """Verdict: whether the gradients of a step are finite, decided on their device.
 
 The host does not wait for the answer. All writes of the step are masked by it, so that a step with a bad gradient moves
-nothing, and the host reads it when the next step begins. By then it has long arrived.
+nothing, and the host reads it when the next step begins. By then it has long arrived. A step that moved nothing does
+not count: the host takes it back.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Verdict:
             self.bad = self.bad.index_fill(0, host.indices(self.stopped, self.bad.device), False)
         self.replicas = replicas
         self.ready: Any = None
+        self.counts: list[dict[str, Any]] = []  # step numbers and step sizes before the step, by group
 
     def sent(self) -> Verdict | None:
         """The same on its way to the host, which does not wait for it now; None on meta, which knows no answers."""
@@ -56,16 +58,18 @@ class Verdict:
             own.ready.record()
         return own
 
-    def read(self) -> None:
-        """Raise if a gradient was not finite."""
+    def found(self) -> bool:
+        """Was a gradient not finite?"""
         if self.ready is not None:
             self.ready.synchronize()
-        if not bool(self.bad.any()):
-            return
+        return bool(self.bad.any())
+
+    def error(self) -> NonFiniteGradient:
+        """What to raise if one was not."""
         names = [name for name, fine in zip(self.names, self.each.tolist(), strict=False) if not fine]
         names = names or ["a parameter of another rank"]
         faulty = self.bad.nonzero().flatten().tolist() if self.replicas else []
-        raise NonFiniteGradient(dict.fromkeys(names, "in the step before this one"), faulty)
+        return NonFiniteGradient(dict.fromkeys(names, "in the step before this one"), faulty)
 
 
 def sound(grads: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -176,7 +176,7 @@ def _check_temperature(opt: torch.optim.Optimizer) -> None:
 
 def _check_whole_loss(opt: torch.optim.Optimizer, batch: int | None) -> None:
     """Raise for minibatches where the energies are tested: they are not those of the density."""
-    rows = getattr(opt, "rows", ())
+    rows: Any = getattr(opt, "rows", ())
     if batch is not None and any(row.rhythm.tested for row in rows):
         raise ValueError(
             f"batch={batch}: {rows[0].rhythm!r} accepts by the whole loss, and a minibatch has another: leave out "

@@ -6,6 +6,7 @@ from tether.measure.boundary import Boundary, boundary
 from tether.measure.boundary_curvature import Curvature, boundary_curvature
 from tether.measure.configurational import Configurational, configurational_temperature
 from tether.measure.density import Density, Trace, hessian_trace, spectral_density
+from tether.measure.gradient_noise import GradientNoise, gradient_noise
 from tether.measure.histograms import Distributions, distributions, histograms
 from tether.measure.homogeneity import Homogeneity, homogeneity
 from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
@@ -30,6 +31,7 @@ __all__ = [
     "Density",
     "Distributions",
     "Equipartition",
+    "GradientNoise",
     "HardMargin",
     "Homogeneity",
     "LinearPath",
@@ -52,6 +54,7 @@ __all__ = [
     "distance",
     "distributions",
     "equipartition",
+    "gradient_noise",
     "group_norm",
     "hard_margin",
     "hessian_spectrum",

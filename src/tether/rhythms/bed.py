@@ -67,9 +67,10 @@ class Bed:
         """Keep the values of these weights, and set them to 0."""
         room, now = self.room, self.room.buffer("now")
         return [
-            write(torch._foreach_copy_, room.views["held"], self.params),
+            write(torch._foreach_copy_, room.views["now"], self.params),
             write(room.flat["asleep"].copy_, mask),
-            write(torch.where, mask, self.zero, room.flat["held"], out=now),
+            write(torch.where, mask, now, self.zero, out=room.flat["held"]),
+            write(torch.where, mask, self.zero, now, out=now),
             write(torch._foreach_copy_, self.params, room.views["now"]),
         ]
 

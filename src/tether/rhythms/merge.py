@@ -12,6 +12,7 @@ from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface
 
 if TYPE_CHECKING:
+    from tether.engine.blocks import Block
     from tether.engine.commit import Write
     from tether.engine.rows import Row
 
@@ -71,10 +72,7 @@ class Merge(Rhythm):
                 params = body.pick(body.params)
                 slow = [local(self.copies(row, owner)["slow copy"]) for owner in body.pick(body.home)]
                 if params:
-                    writes += [
-                        write(torch._foreach_lerp_, params, slow, 0.5),
-                        write(torch._foreach_copy_, slow, params),
-                    ]
+                    writes += mean(body, params, slow)
         return writes
 
     def slow_step(self, row: Row, draws: int) -> list[Write]:
@@ -87,3 +85,21 @@ class Merge(Rhythm):
             torch._foreach_copy_(slow, body.pick(body.params))  # somebody may have written to them since the last mean
         row.play(row.word.program, times=self.k, bodies=twins, draw=draws)
         return [one for twin in twins for one in twin.writes()]
+
+
+def mean(body: Block, params: list[torch.Tensor], slow: list[torch.Tensor]) -> list[Write]:
+    """The writes that set both copies to their mean; if the step turns out to be a bad one, they stay apart."""
+    if body.bad is None:
+        return [write(torch._foreach_lerp_, params, slow, 0.5), write(torch._foreach_copy_, slow, params)]
+    half = torch.where(body.bad, 0.0, 0.5).to(params[0].dtype)
+    if body.room is None:
+        away = [torch.empty_like(x) for x in params]
+    else:
+        body.room.buffer("away")
+        away = body.pick(body.room.views["away"])
+    return [
+        write(torch._foreach_copy_, away, slow),
+        write(torch._foreach_sub_, away, params),
+        write(torch._foreach_mul_, away, half),
+        write(torch._foreach_add_, params, away),
+    ]  # the next step of the slow copy begins from the parameters

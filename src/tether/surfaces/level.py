@@ -42,6 +42,7 @@ class Level(Surface):
 
     shapes: tuple[tuple[int, ...], ...] = ()
     absorbs = True
+    looks = True  # whether the iteration has converged
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class Surface(ABC):
     """A constraint manifold Σ, for a stack of tensors."""
 
     slack: bool = False  # does a point hold more than the parameter? Then it is kept as state.
+    looks: bool = False  # does it decide by its numbers, on the host? Then a step on it cannot be traced.
     together: bool = False  # does it constrain all parameters of a part together?
     intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
     reversible: bool = False  # is the drift a geodesic at any length, so that −p leads back?

@@ -108,7 +108,7 @@ def _page(result: Result) -> str:
 
 def _command(result: Result) -> str:
     """What runs the study again; a list of JSON is a tuple for `--set`."""
-    flag = {"quick": " --quick", "full": " --full"}.get(result["scale"], "")
+    flag = "" if result["scale"] == "default" else f" --{result['scale']}"
     seed = f" --seed {result['seed']}" if result["seed"] else ""
     values = {key: tuple(x) if isinstance(x, list) else x for key, x in result["changes"].items()}
     changes = " ".join(shlex.quote(f"{key}={value}") for key, value in values.items())

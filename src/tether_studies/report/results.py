@@ -1,18 +1,17 @@
 """The results that lie in a folder of runs, checked before anything is made of them."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tether_studies import studies
-from tether_studies.files import note, whole, write_text
-from tether_studies.report.tables import decisive, every_claim
+from tether_studies.files import note
 
-__all__ = ["publish", "results", "scale_of"]
+__all__ = ["results", "scale_of"]
 
 Result = dict[str, Any]
-SCALES = ("quick", "default", "full")
-HEAD = "# What the studies found\n\nMade by `tether report --publish`; each study has its file here.\n\n"
+SCALES = ("quick", "default", "long", "full")
 
 TEXT, NUMBER = str, (int, float)
 RESULT = {
@@ -26,14 +25,17 @@ CLAIM = dict.fromkeys(("text", "published", "measured", "verdict", "evidence"), 
 TABLE = {"head": list, "rows": list, "caption": TEXT}
 
 
-def results(out: Path) -> list[Result]:
+def results(*folders: Path) -> list[Result]:
     """One result for each study, the largest scale there is, in the order of the papers; `folder` is where it lies.
+
+    The folders hold runs, as NAME/SCALE/result.json, or what was published of them, as NAME.json.
 
     A result whose config was changed stands for its study only if there is no other. Files that hold no result are
     left out, with a word on stderr.
     """
     best: dict[str, Result] = {}
-    for path in sorted(out.glob("*/*/result.json")) + sorted(out.glob("*.json")):
+    paths = (sorted(out.glob("*/*/result.json")) + sorted(out.glob("*.json")) for out in folders)
+    for path in chain.from_iterable(paths):
         try:
             found = _read(path)
         except (OSError, ValueError, OverflowError, RecursionError) as error:
@@ -106,28 +108,3 @@ def _is_picture(path: Path, name: Any) -> bool:
         return True
     note(f"left out the figure {name!r} of {path}: it must be the name of a .png file in the same folder")
     return False
-
-
-def publish(found: list[Result], folder: Path) -> None:
-    """Copy results and pictures to a folder that is committed: ``NAME.json``, ``NAME-FIGURE.png`` and a README.
-
-    Quick runs are left out, and so are runs of a changed config: they are not the study's result.
-    """
-    readme = folder / "README.md"
-    if readme.exists() and not readme.read_bytes().startswith(HEAD.partition("\n")[0].encode()):
-        raise ValueError(f"{readme} is not made by `tether report`: choose another folder, --publish docs/results")
-    folder.mkdir(parents=True, exist_ok=True)
-    for result in found:
-        if result["changes"]:
-            note(f"did not publish {result['name']}: its config was changed ({', '.join(result['changes'])})")
-    for result in decisive(found):
-        pictures = []
-        for picture in result["figures"]:
-            name = picture if picture.startswith(f"{result['name']}-") else f"{result['name']}-{picture}"
-            content = (result["folder"] / picture).read_bytes()
-            with whole(folder / name) as file:
-                file.write(content)
-            pictures.append(name)
-        record = {key: value for key, value in result.items() if key != "folder"} | {"figures": pictures}
-        write_text(folder / f"{result['name']}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    write_text(readme, f"{HEAD}{every_claim(found)}\n")

@@ -20,7 +20,8 @@ def every_claim(found: list[Result]) -> str:
     lines = ["| study | claim | published | measured | |", "|---|---|---|---|---|"]
     for result in decisive(found):
         for claim in result["claims"]:
-            cells = (result["name"], claim["text"], claim["published"], claim["measured"], _verdict(claim))
+            scale = "" if result["scale"] == "default" else f" --{result['scale']}"
+            cells = (f"{result['name']}{scale}", claim["text"], claim["published"], claim["measured"], _verdict(claim))
             lines.append(_row(cells))
     return "\n".join(lines)
 
