@@ -49,8 +49,8 @@ def generator(features: int) -> nn.Sequential:
     f = features
     shapes = ((CODE, 8 * f, 4, 1, 0), (8 * f, 4 * f, 3, 2, 1), (4 * f, 2 * f, 4, 2, 1), (2 * f, f, 4, 2, 1))
     layers: list[nn.Module] = [nn.Unflatten(1, (CODE, 1, 1))]
-    for a, b, *how in shapes:
-        layers += [nn.ConvTranspose2d(a, b, *how, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+    for a, b, size, stride, padding in shapes:
+        layers += [nn.ConvTranspose2d(a, b, size, stride, padding, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
     return nn.Sequential(*layers, nn.ConvTranspose2d(f, 1, 3, 1, 1), nn.Tanh())
 
 
@@ -59,8 +59,8 @@ def discriminator(features: int) -> nn.Sequential:
     f = features
     shapes = ((f, 2 * f, 4, 2, 1), (2 * f, 4 * f, 3, 2, 1), (4 * f, 8 * f, 3, 1, 1))
     layers: list[nn.Module] = [nn.Conv2d(1, f, 4, 2, 1), nn.LeakyReLU(0.2)]
-    for a, b, *how in shapes:
-        layers += [nn.Conv2d(a, b, *how, bias=False), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)]
+    for a, b, size, stride, padding in shapes:
+        layers += [nn.Conv2d(a, b, size, stride, padding, bias=False), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers, nn.Conv2d(8 * f, 1, 4), nn.Flatten(0))
 
 
