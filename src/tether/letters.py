@@ -12,10 +12,11 @@ g        loss gradient at θ, weight decay included
 g0       the first gradient of this step (words with a closure)
 R        fresh standard normals
 h        duration of this letter: the step size over its count       ``lr``
-γ τ      friction, temperature                                       ``friction, temperature``
+γ τ m    friction, temperature, mass                                 ``friction, temperature, mass``
 ξ        the part's thermostat                                       ``thermostat`` (its start)
 ε σ      coupling of the thermostat, strength of the applied noise   ``coupling, noise``
-p2 N     ``pᵀp`` and the number of degrees of freedom of the part
+p2 N     ``pᵀp`` and the number of degrees of freedom of the part;
+         with a mass for each entry p2 is ``pᵀM⁻¹p``, and m is 1
 =======  ==========================================================  =======================
 
 Equation numbers are those of T. Vlaar's thesis (2022).
@@ -37,7 +38,7 @@ import torch
 __all__ = ["LETTERS", "SCALARS", "SYMBOLS", "VECTORS", "Letter", "letter"]
 
 VECTORS = ("θ", "p", "g", "g0", "R")
-SCALARS = ("h", "γ", "τ", "ξ", "ε", "σ", "p2", "N")
+SCALARS = ("h", "γ", "τ", "m", "ξ", "ε", "σ", "p2", "N")
 SYMBOLS = VECTORS + SCALARS
 
 
@@ -130,6 +131,8 @@ def times(γ: Any, h: Any) -> Any:
     """γh, which is 0 for h = 0 even where γ = ∞."""
     if hasattr(h, "times"):
         return h.times(γ)
+    if hasattr(γ, "lasting"):
+        return γ.lasting(h)
     if isinstance(γ, torch.Tensor) or isinstance(h, torch.Tensor):
         return torch.where(torch.as_tensor(h) == 0, 0.0, γ * h)
     return γ * h if h else 0.0
@@ -139,12 +142,12 @@ def times(γ: Any, h: Any) -> Any:
 
 
 @letter("θ")
-def A(θ, p, h):
-    """Drift (2.53a): θ ← θ + h p.
+def A(θ, p, h, m=1.0):
+    """Drift (2.53a): θ ← θ + h p/m.
 
-    Preserves p; exact for dθ = p dt.
+    Preserves p; exact for dθ = p/m dt.
     """
-    return θ + h * p
+    return θ + h / m * p
 
 
 @letter("p")
@@ -157,14 +160,14 @@ def B(p, g, h):
 
 
 @letter("p")
-def O(p, R, h, γ, τ):
-    """Ornstein–Uhlenbeck (2.53c): p ← e^{−γh} p + √(τ(1 − e^{−2γh})) R.
+def O(p, R, h, γ, τ, m=1.0):
+    """Ornstein–Uhlenbeck (2.53c): p ← e^{−γh} p + √(τm(1 − e^{−2γh})) R.
 
-    Preserves N(0, τ) exactly for any h. γ = 0 is the identity, γ = ∞ redraws p = √τ R, and
+    Preserves N(0, τm) exactly for any h. γ = 0 is the identity, γ = ∞ redraws p = √(τm) R, and
     τ = 0 is plain friction.
     """
     x = times(γ, h)
-    return exp(-x) * p + sqrt(-τ * expm1(-2 * x)) * R
+    return exp(-x) * p + sqrt(-τ * m * expm1(-2 * x)) * R
 
 
 # Adaptive Langevin dynamics, (2.59)
@@ -180,28 +183,28 @@ def C(p, ξ, h):
 
 
 @letter("p")
-def D(p, R, h, σ):
-    """Applied noise (2.59): p ← p + σ √h R."""
-    return p + σ * sqrt(h) * R
+def D(p, R, h, σ, m=1.0):
+    """Applied noise (2.59): p ← p + σ √(mh) R."""
+    return p + σ * sqrt(m * h) * R
 
 
 @letter("ξ")
-def E(ξ, p2, N, h, ε, τ):
-    """Thermostat (2.59): ξ ← ξ + h ε (pᵀp − N τ).
+def E(ξ, p2, N, h, ε, τ, m=1.0):
+    """Thermostat (2.59): ξ ← ξ + h ε (pᵀp/m − N τ).
 
-    ξ is constant when the kinetic temperature pᵀp/N is τ. With C it oscillates around that with ω² = 2εNτ. The step
+    ξ is constant when the kinetic temperature pᵀp/(mN) is τ. With C it oscillates around that with ω² = 2εNτ. The step
     must satisfy 2h²εNτ ≤ 1, so a wide layer needs a smaller ε, or ``normalised=True``.
     """
-    return ξ + h * ε * (p2 - N * τ)
+    return ξ + h * ε * (p2 / m - N * τ)
 
 
 @letter("p")
-def F(p, R, ξ, h, σ):
-    """Thermostat friction and noise together (2.61): p ← e^{−ξh} p + σ √((1 − e^{−2ξh})/(2ξ)) R.
+def F(p, R, ξ, h, σ, m=1.0):
+    """Thermostat friction and noise together (2.61): p ← e^{−ξh} p + σ √(m(1 − e^{−2ξh})/(2ξ)) R.
 
-    The exact solution of dp = −ξ p dt + σ dW at fixed ξ, of either sign; ξ → 0 is D.
+    The exact solution of dp = −ξ p dt + σ√m dW at fixed ξ, of either sign; ξ → 0 is D.
     """
-    return exp(-ξ * h) * p + σ * sqrt(h * shrink(2 * ξ * h)) * R
+    return exp(-ξ * h) * p + σ * sqrt(m * h * shrink(2 * ξ * h)) * R
 
 
 # Overdamped dynamics, (2.38)
@@ -238,9 +241,9 @@ def M(p, g, γ):
 
 
 @letter("θ")
-def S(θ, p, h):
-    """Step along the momentum (5.1): θ ← θ − h p."""
-    return θ - h * p
+def S(θ, p, h, m=1.0):
+    """Step along the momentum (5.1): θ ← θ − h p/m."""
+    return θ - h / m * p
 
 
 @letter("θ", flow=False)

@@ -119,7 +119,7 @@ def _parse(word: str) -> Word:
 def _on_clock(word: Word, every: int, due: bool, drift: bool) -> tuple[Beat, ...]:
     written = [beat for stage in word.stages for beat in stage]
     head = list(written)
-    while head and set(LETTERS[head[-1].letter].needs) == {"θ", "p", "h"}:
+    while head and {"θ", "p"} <= set(LETTERS[head[-1].letter].needs) <= {"θ", "p", "h", "m"}:
         head.pop()
     tail = written[len(head) :]
     if not drift or not tail or any(LETTERS[beat.letter].moves for beat in head):

@@ -17,6 +17,7 @@ from tether import native
 from tether.engine import host
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.flat import Flat, Room, gathered
+from tether.engine.formulas import NONE
 from tether.engine.interpreter import in_pieces
 from tether.engine.pieces import WHOLE, Whole
 from tether.engine.programs import Program
@@ -65,6 +66,7 @@ class Block:
     """
 
     ξ: torch.Tensor | None = None
+    fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
 
     def __init__(
         self,
@@ -161,12 +163,26 @@ class Block:
         """Carry out what waits, and go on, without the kernel."""
         if self.values is None:
             room = self.room if self.complete and self.p is self.momenta else None
-            self.values = Flat(self.θ, self.p, self.g, self.rows, self.normals, lambda: self.g0, self.bad, room)
+            rest = self.bad, room, self.entries(room)
+            self.values = Flat(self.θ, self.p, self.g, self.rows, self.normals, lambda: self.g0, *rest)
         waiting, self.waiting = self.waiting, []
         for program in waiting:
             for update in program.linear:
                 self.values.update(*update)
         return self.values
+
+    def entries(self, room: Room | None) -> dict[str, torch.Tensor]:
+        """The fields with a number for each entry, laid out as the tensors are."""
+        found = {}
+        for symbol, value in self.fields.items():
+            each = [value.to(self.device).expand(x.shape) for x in self.params]
+            if room is None:
+                found[symbol] = gathered(self.pick(each), self.rows)
+            else:
+                flat = torch.ones(self.total, dtype=value.dtype, device=self.device)
+                torch._foreach_copy_(self.views(flat), each)
+                found[symbol] = flat.unsqueeze(0)
+        return found
 
     def apply(self, letter: Letter, scalars: Mapping[str, Scalar], name: tuple[int, int], draw: int) -> None:
         """Any letter as it is written."""
