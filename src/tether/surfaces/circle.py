@@ -124,7 +124,7 @@ class Circle(Surface):
         if not torch.compiler.is_compiling():
             missed = (~found).sum()
             self._missed = self._missed + (int(missed) if host.reads(missed.device) else missed)
-        return torch.where(found, wrapped(start + torch.asin(t.clamp(-1, 1))), nearest)
+        return torch.where(found, one_turn(start + torch.asin(t.clamp(-1, 1))), nearest)
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The component along the circle, cos q v_θ − sin q v_ξ."""
@@ -143,14 +143,14 @@ class Circle(Surface):
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
-        return wrapped(q + (h / self.r(q)) * p), p
+        return one_turn(q + (h / self.r(q)) * p), p
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         r = self.r(point)
         return (point.square().sum(-1) - r * r).abs().amax() if point.numel() else point.new_zeros(())
 
 
-def wrapped(angle: torch.Tensor) -> torch.Tensor:
+def one_turn(angle: torch.Tensor) -> torch.Tensor:
     """The same angle within (−π, π]; 0 if its rounding error exceeds one turn, for then it has no meaning."""
     turns = torch.round(angle / (2 * math.pi))
     return torch.where(turns.abs() * torch.finfo(angle.dtype).eps < 1, angle - 2 * math.pi * turns, 0.0)
