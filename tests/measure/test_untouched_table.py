@@ -62,6 +62,9 @@ CASES = [
     ("minimum_norm", lambda net, data: measure.minimum_norm(data[0], torch.ones(12, 4), net[:2], start=net[:2])),
     ("hard_margin", lambda net, data: measure.hard_margin(data[0], data[0][:, 0] > 0, column(net))),
     ("margin", lambda net, data: measure.margin(net, data)),
+    ("gradient_norms", lambda net, data: measure.gradient_norms(net, shuffled(data))),
+    ("jacobian_spectrum", lambda net, data: measure.jacobian_spectrum(net, data[0])),
+    ("jacobian_spectrum, Lanczos", lambda net, data: measure.jacobian_spectrum(net, data[0][:2], top=1)),
     ("homogeneity", lambda net, data: measure.homogeneity(net, data)),
 ]
 

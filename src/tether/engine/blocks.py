@@ -175,7 +175,8 @@ class Block:
         """The fields with a number for each entry, laid out as the tensors are."""
         found = {}
         for symbol, value in self.fields.items():
-            each = [value.to(self.device).expand(x.shape) for x in self.params]
+            value = value.to(self.device, host.wide(self.device))
+            each = [value.expand(x.shape) for x in self.params]
             if room is None:
                 found[symbol] = gathered(self.pick(each), self.rows)
             else:
@@ -208,7 +209,8 @@ class Block:
         if found is None and program.thermostat:
             ξ, self.waiting = self.ξ, []
             assert ξ is not None
-            ξ.copy_(torch.as_tensor(in_pieces([self], [program], ξ if ξ.dim() else ξ.item(), self.name)))
+            found_ξ = in_pieces([self], [program], ξ if ξ.dim() else ξ.item(), self.name)
+            ξ.copy_(torch.as_tensor(found_ξ, dtype=ξ.dtype))
         elif found is None and program.step is not None and self.bad is None:  # one pass, as torch's SGD has it
             found = [write(torch._foreach_add_, self.θ, self.g, alpha=program.step)] if self.g else []
         return found

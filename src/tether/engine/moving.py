@@ -155,7 +155,8 @@ class Moving(Stack):
         """The fields with a number for each entry, as a stack."""
         found = {}
         for symbol, value in self.fields.items():
-            each = self.gather([value.to(self.device).expand(x.shape) for x in self.params])
+            value = value.to(self.device, host.wide(self.device))
+            each = self.gather([value.expand(x.shape) for x in self.params])
             found[symbol] = each if self.every else each[self.items]
         return found
 
