@@ -14,7 +14,7 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	@echo "== making $(VENV) (about a minute)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,clients,dev]"
 	@touch $@
 
 # A hundred runs of six dynamics, and one line changed in a deep network. Two runs of the latter keep it below two minutes.

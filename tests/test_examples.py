@@ -1,4 +1,4 @@
-"""The examples do what they say, with torch and tether alone."""
+"""The examples do what they say, with torch and tether alone, or with one client."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+CLIENTS = {"with_trainer.py": {"transformers"}, "with_lightning.py": {"lightning"}}  # run by tests/clients
 
 
 def played(name, monkeypatch, capsys, *options):
@@ -21,12 +22,17 @@ def played(name, monkeypatch, capsys, *options):
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.name)
-def test_an_example_needs_torch_and_tether_alone(file):
+def test_an_example_needs_torch_and_tether_and_one_client_at_most(file):
     nodes = list(ast.walk(ast.parse(file.read_text())))
     named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     packages = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
-    assert packages <= {"torch", "tether", "matplotlib", "picture"}
+    assert packages <= {"torch", "tether", *CLIENTS.get(file.name, {"matplotlib", "picture"})}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_an_example_of_a_client_is_short(name):
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 40
 
 
 def test_spiral_prints_a_row_per_method_and_draws_the_picture(tmp_path, monkeypatch, capsys):

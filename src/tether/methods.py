@@ -434,7 +434,10 @@ def random_subset(
     if probabilities is None:
         weights = [name for name, param in named if param.dim() > dims]
         probabilities = {glob.escape(name): 0.5 if i else 0.8 for i, name in enumerate(weights)}
-    parts = [Part(where, asleep=share, nap=k) for where, share in probabilities.items()]
+    alike: dict[float, list[str]] = {}
+    for where, share in probabilities.items():
+        alike.setdefault(share, []).append(where)
+    parts = [Part("|".join(wheres), asleep=share, nap=k) for share, wheres in alike.items()]
     if not all(any(matches(name, part.where) for part in parts) for name, _ in named):
         parts.append(Part("*"))
     return Optimizer(model, parts, lr=lr, **_descent(momentum), **options)

@@ -146,13 +146,17 @@ def words(index: torch.Tensor, k: Any, step: Number, draw: Number, replica: Any 
     return torch.where(row < 2, torch.where(row == 0, w0, w1), torch.where(row == 2, w2, w3))
 
 
+def tile_words(tile: torch.Tensor, k: Sequence[Any], step: Number, draw: Number, replica: Any) -> tuple[Any, ...]:
+    """The words of whole tiles, in four tensors of tiles × 8: entry by entry where they are stacked along axis 1."""
+    n = tile.unsqueeze(1) * LANES + torch.arange(LANES, device=tile.device)
+    return philox(counters(n, step, draw, replica), k)
+
+
 def tiles(
     tile: torch.Tensor, k: Sequence[Any], step: Number, draw: Number, dtype: torch.dtype, replica: Any = 0
 ) -> torch.Tensor:
     """The normals of whole tiles, tiles × 32: what `at` gives, with each counter taken once."""
-    lane = torch.arange(LANES, device=tile.device)
-    n = tile.unsqueeze(1) * LANES + lane
-    w0, w1, w2, w3 = philox(counters(n, step, draw, replica), k)
+    w0, w1, w2, w3 = tile_words(tile, k, step, draw, replica)
     r, φ = radius_and_angle(torch.stack((w0, w2), 1), torch.stack((w1, w3), 1), dtype)
     return torch.stack((r * φ.cos(), r * φ.sin()), 2).flatten(1)
 
@@ -243,9 +247,25 @@ class Normals:
     def by_torch(self, seed: int, step: Number, draw: Number) -> torch.Tensor:
         """All tiles of all tensors in one go, then each tensor from its own."""
         tile, k0, k1, replica = self.tables(seed)
-        found = tiles(tile, (k0, k1), step, draw, self.exact, replica)
+        found = self.laid(tiles(tile, (k0, k1), step, draw, self.exact, replica))
+        return found * self.inside() if self.in_tiles else found
+
+    def below(self, seed: int, step: int, limit: float) -> torch.Tensor:
+        """For each entry whether its word is below the limit; what lies in the gaps is anything."""
+        if self.by_kernel():
+            found = native.words(self.layout, naming(seed, step, [0], self.names))
+            pieces = [x.view(self.layout.rows, -1) for x in self.pieces if x.numel()]
+            if pieces:
+                torch._foreach_copy_(pieces, [(x.long() & LOW) < limit for x in found if x.numel()])
+            return self.wide != 0
+        tile, k0, k1, replica = self.tables(seed)
+        words = torch.stack(tile_words(tile, (k0, k1), step, 0, replica), 1).flatten(1)
+        return self.laid((words < limit).to(self.exact)) != 0
+
+    def laid(self, found: torch.Tensor) -> torch.Tensor:
+        """What was found for all tiles, as it lies in the buffer."""
         if self.in_tiles:
-            return found.flatten() * self.inside()
+            return found.flatten()
         if self.alike:
             count = self.layout.counts[0]
             return found.view(len(self.sizes) * self.layout.rows, -1)[:, :count].flatten()

@@ -92,7 +92,6 @@ class Optimizer(torch.optim.Optimizer):
     bad: torch.Tensor | None = None  # does this step have a gradient that is not finite, as far as a device knows?
     plan: traced.Plan | None = None  # of a step that torch.compile has traced
     verdict: Verdict | None = None  # on the step before, where the host has not read it yet
-    steady = False  # may torch.compile trace the step?
     finite = False  # set by `tether.train` where the gradients of this step have been looked at already
     rows: list[Row]
 
@@ -140,12 +139,10 @@ class Optimizer(torch.optim.Optimizer):
         write(starts)
         for row in self.rows:
             self._begin(row)
+        if self.state:  # of a rhythm: distributed checkpoints take it for a sign that there is nothing more to come
+            for row in self.rows:
+                row.make_state()
         self.alone = unnamed(self)
-        self._look_at_lr()
-
-    def _look_at_lr(self) -> None:
-        """Are all step sizes tensors? One that is a float would be part of a traced step, and its change a new one."""
-        self.steady = all(isinstance(group["lr"], torch.Tensor) for group in self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a part given as a torch param group; its keys may be fields of a `Part`."""
@@ -187,7 +184,8 @@ class Optimizer(torch.optim.Optimizer):
         self.rows.append(row)
         if self.starts is None:
             self._begin(row)
-            self._look_at_lr()
+            if self.state:
+                row.make_state()
 
     def _share(self, params: Sequence[torch.Tensor]) -> None:
         """Know the processes that share the parameters; a new group may bring the first sharded one."""
@@ -209,7 +207,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def advance(self, closure: Callable[[], Any] | None = None) -> Any:
         """The step itself, without what torch wraps around `step` for its profiler and for hooks."""
-        if torch.compiler.is_compiling() and closure is None and self.steady and self._init_group():
+        if torch.compiler.is_compiling() and closure is None and self._init_group():
             assert self.plan is not None
             with torch.no_grad():
                 traced.step(self.plan)
@@ -301,6 +299,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, to be saved by torch.save."""
+        with torch.no_grad():
+            commit([one for row in self.rows for one in row.rhythm.notice(row)])
         packed = with_every_parameter(super().state_dict(), self.rows)
         for group in packed["param_groups"]:
             group.update(traced.in_numbers(group))
@@ -330,12 +330,11 @@ class Optimizer(torch.optim.Optimizer):
             commit(row.rhythm.rise(row))
             commit(row.rhythm.lie_down(row))
         steps.set_clock(self)
-        self._look_at_lr()
 
     def __getstate__(self) -> dict[str, Any]:
         traced.leave(self)
         own = ["on_nonfinite", "reference", "clock", "replicas", "known_by_parameters", "lanes"]
-        own += ["method", "missed", "steady"]
+        own += ["method", "missed"]
         parts = [(row.surface, row.metric, row.rhythm, row.trained, row.names) for row in self.rows]
         model = self.model if any(row.metric for row in self.rows) else None
         more = {"parts": parts, "model": model, "released": self.released, "alone": self.alone}

@@ -12,7 +12,7 @@ from tether_studies.drawing import draw_means, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
 from tether_studies.image_networks import CODE, dcgan, network
 from tether_studies.images import Pair
-from tether_studies.judges import UNDECIDED, Judgement, every, less, more, plus_minus, yes
+from tether_studies.judges import Judgement, every, less, more, plus_minus, undecided, yes
 
 WAYS = [(i, i + 1) for i in range(9)] + [(0, 9)] + [(i, i + 5) for i in range(5)]
 POINTS = 11
@@ -63,7 +63,7 @@ def typed(nine: list[Verdict]) -> tuple[str, Judgement]:
     """What was measured of types A and C, and the judgement."""
     a, c = ([100 * getattr(one.between, kind) for one in nine] for kind in ("type_a", "type_c"))
     if np.isnan(a).any():
-        return "not measured", (UNDECIDED, "needs labels of people, which are not published: --set people=FILE")
+        return "not measured", undecided("needs labels of people, which are not published: --set people=FILE")
     text = f"type A {percentages(a)} %, type C {percentages(c)} %"
     return text, yes(a == sorted(a, reverse=True) and c == sorted(c), "A falls and C rises at every step")
 
@@ -214,7 +214,7 @@ class BetweenClasses(Experiment):
         found = self.verdicts(results)
         nine = [one for one in found["nine"] if one is not None]
         if not nine:
-            yield from [("no two networks reached a target accuracy", (UNDECIDED, ""))] * 6
+            yield from [("no two networks reached a target accuracy", undecided("none did"))] * 6
             return
         two = [100 * v.between.disagreement.mean for v in nine]
         any_two = [100 * v.between.models.disagreement for v in nine]
@@ -226,22 +226,25 @@ class BetweenClasses(Experiment):
         said = f"{percentages(one)} % each, {percentages(any_one)} % together, of MNIST's test images"
         yield said, yes(all(b > 2 * a for a, b in zip(one, any_one, strict=True)), f"more than twice as many; {count}")
         ends = {kind: [self.shares(found, kind, k) for k in (0, len(self.targets) - 1)] for kind in self.kinds}
-        falls = {kind: less(b, a, paired=True) for kind, (a, b) in ends.items() if len(a) == len(b)}
+        falls = {kind: less(b, a) for kind, (a, b) in ends.items() if len(a) == len(b)}
         falls["nine"] = yes(any_two == sorted(any_two, reverse=True), percentages(any_two))
         said = "; ".join(f"{kind}s {plus_minus(a)} to {plus_minus(b)} %" for kind, (a, b) in ends.items())
         yield f"{percentages(any_two)} % for nine; equal ones: {said}", every(falls)
         yield self.sure(nine[-1].between)
         kinds = {kind: b for kind, (_, b) in ends.items()}
-        yield ", ".join(f"{kind}s {plus_minus(x)} %" for kind, x in kinds.items()), less(kinds["MLP"], kinds["CNN"])
+        yield (
+            ", ".join(f"{kind}s {plus_minus(x)} %" for kind, x in kinds.items()),
+            less(kinds["MLP"], kinds["CNN"], apart="other networks"),
+        )
         yield typed(nine)
 
     def sure(self, top: Agreement) -> tuple[str, Judgement]:
         """How sure the networks are where they agree and where they do not."""
         apart, sure = ~top.models.agree, top.probabilities
         if sure is None or not apart.any() or apart.all():
-            return "none", (UNDECIDED, "")
+            return "none", undecided("they agree on all images, or on none")
         text = f"{sure[:, apart].mean():.2f} and {sure[:, ~apart].mean():.2f}"
-        return text, more(sure[:, ~apart].mean(1), sure[:, apart].mean(1), paired=True)
+        return text, more(sure[:, ~apart].mean(1), sure[:, apart].mean(1))
 
     def tables(self, results: Results) -> list[Table]:
         rows: list[tuple[Any, ...]] = []

@@ -8,7 +8,7 @@ from tether.measure import boundary_curvature, prediction_gradient
 from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, recipe, study
 from tether_studies.judges import every, less, near
-from tether_studies.planar import ACCURACY, LOSS, Task, draw_classifier, learn, starts
+from tether_studies.planar import ACCURACY, LOSS, Task, draw_classifier, learn, scores, starts
 from tether_studies.quantities import of_key
 
 H, RADII, WARM = 0.05, (1.0, 5.0), 5e-5
@@ -82,9 +82,11 @@ class BoundedWeights(Experiment):
     def piece(self, made: Recipe, seed: int) -> Results:
         """Train, then measure every run."""
         nets, steps = starts(SPIRAL, self.runs, seed), self.epochs * SPIRAL.train // SPIRAL.batch
-        found = learn(SPIRAL, made, steps, self.runs, seed, nets=nets, records=40, portraits=True)
+        sets = SPIRAL.sets(self.runs, seed)
+        found = learn(SPIRAL, made, steps, self.runs, seed, nets=nets, sets=sets, records=40, portraits=True)
         results = {key: found[key] for key in ("steps", "classifier", "points", "classes", "median")}
         results |= {"loss": found["loss"].squeeze(1), "accuracy": found["accuracy"].squeeze(1)}
+        results["training loss"] = scores(nets, *sets[:2])["loss"]
         bent = boundary_curvature(nets, SPIRAL.frame, smoothing=self.smoothing, grid=self.grid)
         steep = prediction_gradient(nets, SPIRAL.frame)
         for name in ("mean", "std", "max"):
@@ -107,19 +109,19 @@ class BoundedWeights(Experiment):
 
     def claims(self, results: Results) -> Found:
         ends, radii = ACCURACY.of(results), self.by_radius(results)
-        yield ACCURACY.more(results, OURS, "SGD", paired=True, names=("SGD", *OURS))
-        yield LOSS.less(results, OURS, FREE, paired=True, names=METHODS)
+        yield ACCURACY.more(results, OURS, "SGD", names=("SGD", *OURS))
+        yield LOSS.less(results, OURS, FREE, names=METHODS)
         yield ACCURACY.listed(results, *FREE), near(ends["SGD with WD"] - ends["SGD"], 0.0, within=2.0)
-        pairs = {f"{a} > {b}": CURVATURE.more(results, a, b, paired=True)[1] for a, b in pairwise((*FREE, *OURS))}
+        pairs = {f"{a} > {b}": CURVATURE.more(results, a, b)[1] for a, b in pairwise((*FREE, *OURS))}
         yield f"smoothed over {self.smoothing}: {CURVATURE.listed(results, *METHODS)}", every(pairs)
         said = "mean |gradient| of the prediction along y = 0 and x = 0: "
-        yield STEEPNESS.less(results, "C-SGLD", "SGD", paired=True, told=said, names=("SGD", "C-SGLD"))
-        pairs = {f"{a} < {b}": STEEPNESS.less(radii, a, b, paired=True)[1] for a, b in pairwise(radii)}
+        yield STEEPNESS.less(results, "C-SGLD", "SGD", told=said, names=("SGD", "C-SGLD"))
+        pairs = {f"{a} < {b}": STEEPNESS.less(radii, a, b)[1] for a, b in pairwise(radii)}
         yield f"mean |gradient| of C-SGLD: {STEEPNESS.listed(radii)}", every(pairs)
         warm = {f"τ = {τ:g}": found for τ, found in self.by_temperature(results).items()}
         bent = CURVATURE.of(warm)
         best = bent.pop(f"τ = {WARM:g}")
-        yield CURVATURE.listed(warm), every({label: less(best, x, paired=True) for label, x in bent.items()})
+        yield CURVATURE.listed(warm), every({label: less(best, x) for label, x in bent.items()})
 
     def tables(self, results: Results) -> list[Table]:
         """Tables 4.1 and 4.5 over all runs together, with our own measure beside the thesis's estimate."""

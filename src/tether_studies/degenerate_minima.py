@@ -132,7 +132,7 @@ class DegenerateMinima(Experiment):
         yield f"{span(curved)} positive eigenvalues", yes(fitted, evidence)
         begun = found["tanh", START]["counts"][:, 1]
         said = f"{span(begun)} zero eigenvalues at the start, {span(zeros['tanh'])} at the minimum (tanh)"
-        yield said, less(begun, zeros["tanh"], paired=True)
+        yield said, less(begun, zeros["tanh"])
         definite = bool((np.array(lifted) == parameters).all())
         said = f"{span(lifted)} of {parameters} eigenvalues positive, λ = {self.decay:g}"
         yield said, yes(definite, f"{2 * self.runs} minima of the loss without λ")

@@ -89,7 +89,8 @@ def judged(results: Results, config: Experiment) -> Iterator[Claim]:
         raise ValueError(f"{counts}: `claims` must yield for each what was measured and its judgement, or None")
     for (text, published), found in zip(claims, judgements, strict=True):
         if found is not None:
-            yield Claim(text, published, found[0], *found[1])
+            measured, (verdict, evidence, *_) = found
+            yield Claim(text, published, measured, verdict, evidence, provisional=found[1].provisional)
 
 
 def said(config: Experiment) -> list[tuple[str, str]]:

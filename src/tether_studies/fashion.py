@@ -105,11 +105,11 @@ class Fashion(Experiment):
     def claims(self, results: Results) -> Found:
         free, decayed = (name(*self.settings[0], decay) for decay in (0.0, self.decay))
         after = f"after {self.epochs} epochs "
-        yield LOSS.less(results, COLA, free, paired=True, told=after)
-        yield LOSS.less(results, COLA, decayed, paired=True, told=after)
-        yield RISE.less(results, COLA, free, paired=True, told="test loss in the end above its least: ")
-        yield ACCURACY.more(results, COLA, free, paired=True, told=after)
-        yield LARGEST.less(results, COLA, free, paired=True, told=f"{LARGEST.name}: ")
+        yield LOSS.less(results, COLA, free, told=after)
+        yield LOSS.less(results, COLA, decayed, told=after)
+        yield RISE.less(results, COLA, free, told="test loss in the end above its least: ")
+        yield ACCURACY.more(results, COLA, free, told=after)
+        yield LARGEST.less(results, COLA, free, told=f"{LARGEST.name}: ")
 
     def tabled(self, results: Results) -> Results:
         thesis = {COLA: "87.63 %, 0.386"}

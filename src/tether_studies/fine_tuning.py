@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import tether
 from tether_studies.drawing import draw_means, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table
-from tether_studies.judges import more, plus_minus
+from tether_studies.judges import more, no_worse, plus_minus
 
 __all__ = ["FineTuning", "Method", "multirate", "sgd"]
 
@@ -156,11 +156,11 @@ class FineTuning(Experiment):
         """The two claims of section 5.4.1: faster than the first method, and as accurate, to an error of one test."""
         full, ours = self.methods[:2]
         times, a, b = self.speeds(results)[ours], results[ours]["accuracy"], results[full]["accuracy"]
-        faster = more(times, np.ones_like(times), by=0.6)
+        faster = more(times, 1.6)
         yield f"{plus_minus(times, 2)} times as fast; held from 1.6 on", faster
         within = math.sqrt(b.mean() * (100 - b.mean()) / self.tests)
         said = f"{plus_minus(a, 2)} % against {plus_minus(b, 2)} %; held if not lower by {within:.1f} points"
-        yield f"{said}, the error of one test", more(a, b, by=-within, paired=True)
+        yield f"{said}, the error of one test", no_worse(a, b, within)
 
     def tables(self, results: Results) -> list[Table]:
         """Accuracy and speed of every method, and the accuracies of the step sizes that were tried."""

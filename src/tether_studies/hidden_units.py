@@ -10,7 +10,7 @@ import tether
 from tether_studies.drawing import draw_means, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
 from tether_studies.images import digits, errors, perceptron
-from tether_studies.judges import UNDECIDED, less, plus_minus
+from tether_studies.judges import less, plus_minus, undecided
 from tether_studies.quantities import Quantity, given, of_key
 
 CHANGE = Quantity("change, same images", lambda one: one["change"], show=lambda x: plus_minus(x, 2) if len(x) else "")
@@ -79,11 +79,11 @@ class HiddenUnits(Experiment):
         last = list(results)[-1]
         for key, unit in (("test", "%"), ("path norm", "path norm")):
             if not fits or fits == last:
-                yield "no two sizes that fit the images", (UNDECIDED, "")
+                yield "no two sizes that fit the images", undecided("they would have to be compared")
                 continue
             a, b = results[last][key], results[fits][key][: len(results[last][key])]  # on the same images
             said = f"{plus_minus(b, 2)} {unit} at {fits}, {plus_minus(a, 2)} at {last}, on the same images"
-            yield said, less(a, b, paired=True)
+            yield said, less(a, b)
 
     def tabled(self, results: Results) -> Results:
         """The change is that of networks trained on the same images."""

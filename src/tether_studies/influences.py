@@ -15,8 +15,19 @@ from tether_studies import drawing
 from tether_studies.blocks import BLOCKS, Training, halved, lines, residual, train
 from tether_studies.drawing import WHOLE
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, study
-from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, less, more, plus_minus, yes
-from tether_studies.lines import ACCURACY, BARRIER, DISTANCE, SHAPES, State, all_are, counted, gathered, state_of
+from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, less, more, plus_minus, undecided, yes
+from tether_studies.lines import (
+    ACCURACY,
+    BARRIER,
+    DISTANCE,
+    SHAPES,
+    State,
+    all_are,
+    counted,
+    gathered,
+    graded,
+    state_of,
+)
 from tether_studies.quantities import within
 
 CONVOLUTIONAL = BLOCKS[:4]
@@ -30,14 +41,14 @@ STARTS = [BASE, PLAIN, PRETRAINED, RANDOM, TOP, BEFORE, AFTER, *PARTIAL.values()
 
 def higher(found: Results, a: str, b: str) -> Judgement:
     """Has a the higher accuracy?"""
-    return ACCURACY.more(found, a, b, paired=True)[1]
+    return ACCURACY.more(found, a, b)[1]
 
 
 def often(judged: dict[str, Judgement]) -> Judgement:
     """Held if most judgements are, not held if most are not."""
-    verdicts = [verdict for verdict, _ in judged.values()]
+    verdicts, whole = [one.verdict for one in judged.values()], every(judged)
     found = next((one for one in (HELD, NOT_HELD) if verdicts.count(one) > len(verdicts) / 2), UNDECIDED)
-    return found, every(judged)[1]
+    return whole._replace(verdict=found)
 
 
 @study("fig-6.2", "thesis, Figures 6.2–6.5, 6.12, Tables 6.1, 6.3", ("cifar10",))
@@ -130,8 +141,8 @@ class OtherStarts(Experiment):
         return state
 
     def tabled(self, results: Results) -> dict[str, Results]:
-        keys = ("losses", "shapes", "barriers", "accuracy", "distance")
-        return {name: {key: gathered(results, f"{name}: {key}") for key in keys} for name in STARTS}
+        keys = ("losses", "accuracy", "distance")
+        return {name: graded({key: gathered(results, f"{name}: {key}") for key in keys}) for name in STARTS}
 
     def claims(self, results: Results) -> Found:
         found = self.tabled(results)
@@ -141,14 +152,14 @@ class OtherStarts(Experiment):
         yield f"{told[PRETRAINED]}; {right[PRETRAINED]} against {right[BASE]} % ({told[BASE]})", every(better)
         known = np.mean([float(one["random labels known"]) for one in results.values()])
         worse = {"accuracy": higher(found, PLAIN, RANDOM)}
-        worse["barrier"] = BARRIER.more(found, RANDOM, PLAIN, paired=True)[1]
+        worse["barrier"] = BARRIER.more(found, RANDOM, PLAIN)[1]
         said = f"{right[RANDOM]} against {right[PLAIN]} %, barrier {tall[RANDOM]} against {tall[PLAIN]}"
         yield f"{said}; {known:.0f} % of the random labels known", every(worse)
         heights = found[PLAIN]["barriers"]
         barred = int((heights > 0).sum())
-        some = yes(True, f"{barred} of {self.runs} runs") if barred else (UNDECIDED, "in no run")
+        some = yes(True, f"{barred} of {self.runs} runs") if barred else undecided("in no run")
         yield f"{told[PLAIN]}, the highest rises by {heights.max():.2f}", some
-        gone = {"accuracy": higher(found, TOP, PLAIN), "no barrier": BARRIER.less(found, TOP, PLAIN, paired=True)[1]}
+        gone = {"accuracy": higher(found, TOP, PLAIN), "no barrier": BARRIER.less(found, TOP, PLAIN)[1]}
         yield f"{right[TOP]} against {right[PLAIN]} %; {told[TOP]}", every(gone)
         said = ", ".join(f"{name} {right[name]} %" for name in (BEFORE, AFTER))
         yield said, every({name: higher(found, name, PLAIN) for name in (BEFORE, AFTER)})
@@ -183,7 +194,7 @@ def unreliable(found: dict[str, Results]) -> tuple[str, Judgement]:
     text = ", ".join(f"{shape}: {x.min():.1f} to {x.max():.1f} % ({len(x)} lines)" for shape, x in ranges.items())
     several = [x for x in ranges.values() if len(x) > 1]
     if len(several) < 2:
-        return text, (UNDECIDED, "all lines have one shape")
+        return text, undecided("all lines have one shape")
     overlap = max(x.min() for x in several) < min(x.max() for x in several)
     return text, yes(bool(overlap), f"ranges of accuracy {'' if overlap else 'do not '}overlap")
 
@@ -270,7 +281,7 @@ class Influences(Experiment):
         """What the runs of every case found, that of the whole network also by itself."""
         cases = {name: within(results, name) for name, _ in results}
         keys = {name: next(iter(runs.values())) for name, runs in cases.items()}
-        return {x: {key.removeprefix("net: "): gathered(cases[x], key) for key in keys[x]} for x in cases}
+        return {x: graded({key.removeprefix("net: "): gathered(cases[x], key) for key in keys[x]}) for x in cases}
 
     def resisting(self, found: dict[str, Results]) -> list[str]:
         """The blocks whose lines have barriers in most runs; if none has, the two whose lines climb highest."""
@@ -300,15 +311,15 @@ class Influences(Experiment):
         yield said, yes("barrier" in seen and len(seen) > 1, ", ".join(sorted(seen)))
         judged = {"accuracy": higher(found, ALL, FEWER), "monotone": all_are("monotone", shape[FEWER])}
         yield f"{told[FEWER]}; {right[FEWER]} against {right[ALL]} %", every(judged)
-        judged = {"accuracy": higher(found, ALL, STILL), "barriers": less(walls[STILL], walls[ALL], paired=True)}
+        judged = {"accuracy": higher(found, ALL, STILL), "barriers": less(walls[STILL], walls[ALL])}
         yield against(STILL), every(judged)
         decays = {"1e-4": ("decay 0.0001", "monotone"), "5e-4": (ALL, "plateau"), "5e-3": ("decay 0.005", "plateau")}
         said = "; ".join(f"{label}: {told[name]}" for label, (name, _) in decays.items())
         yield said, every({label: all_are(kind, shape[name]) for label, (name, kind) in decays.items()})
         fixed = {f"{rate:g}": f"fixed h = {rate:g}" for rate in RATES}
         large, middle, small = fixed.values()
-        farther = {"0.1, 0.01": DISTANCE.more(found, large, middle, paired=True)[1]}
-        farther["0.01, 0.001"] = DISTANCE.more(found, middle, small, paired=True)[1]
+        farther = {"0.1, 0.01": DISTANCE.more(found, large, middle)[1]}
+        farther["0.01, 0.001"] = DISTANCE.more(found, middle, small)[1]
         yield ", ".join(f"{far[name]} for {rate}" for rate, name in fixed.items()), every(farther)
         judged = {"above 0.1": higher(found, middle, large), "above 0.001": higher(found, middle, small)}
         judged |= {"0.1": all_are("monotone", shape[large]), "0.001": all_are("monotone", shape[small])}
@@ -317,7 +328,7 @@ class Influences(Experiment):
         said = f"{right[SLOW_LOW]} % with 0.1 for {', '.join(self.resisting(found))}, {right[SLOW_HIGH]} % with 0.1 for"
         said += f" the others; all 0.1: {right[ALL]}, all 0.01: {right['h = 0.01']} %"
         yield said, higher(found, SLOW_LOW, SLOW_HIGH)
-        judged = {"accuracy": higher(found, DEEPER, ALL), "barriers": more(walls[DEEPER], walls[ALL], paired=True)}
+        judged = {"accuracy": higher(found, DEEPER, ALL), "barriers": more(walls[DEEPER], walls[ALL])}
         yield against(DEEPER), every(judged)
         judged = {"monotone": all_are("monotone", shape[UNNORMED]), "accuracy": higher(found, ALL, UNNORMED)}
         yield f"{told[UNNORMED]}; {right[UNNORMED]} against {right[ALL]} %", every(judged)

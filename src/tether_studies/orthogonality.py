@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 import tether
 from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, study
-from tether_studies.judges import less, more, plus_minus, yes
+from tether_studies.judges import chosen, judging, less, more, plus_minus, yes
 from tether_studies.planar import Sets, Task
 from tether_studies.quantities import against, crossed, of_key
 
@@ -179,9 +179,11 @@ class Orthogonality(Experiment):
         hard, (large, *_, small), stiff = ends[f"o-CoLA-od, {deep}"], self.step_sizes, max(self.strengths)
         cells = {(h, s): ends[f"h={h}, λ={s}"] for h, s in product(self.step_sizes, self.strengths)}
         cells[0.1, SOFT] = ends[f"SGD, soft constraint, {deep}"]
-        (h, s), best = max(cells.items(), key=lambda cell: cell[1].mean())
-        said = f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {plus_minus(best)}"
-        yield f"{said}; o-CoLA-od {plus_minus(hard)} ({deep} layers)", more(hard, best)
+        h, s = chosen(cells)
+        said = f"best of {len(cells)} pairs, h = {h:g}, λ = {s:g}: {plus_minus(cells[h, s])}"
+        rivals = judging(cells[h, s])
+        judgement = more(judging(hard)[: len(rivals)], rivals[: len(judging(hard))])
+        yield f"{said}; o-CoLA-od {plus_minus(hard)} ({deep} layers)", judgement
         gaps = {h: f"largest |QᵀQ − I| {float(results[f'h={h}, λ={stiff}']['gap']):.2g}" for h in (large, small)}
         texts = ", ".join(f"h = {h:g} {plus_minus(cells[h, stiff])} ({gap})" for h, gap in gaps.items())
         yield f"λ = {stiff:g}: {texts}", less(cells[large, stiff], cells[small, stiff])

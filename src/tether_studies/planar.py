@@ -23,7 +23,7 @@ from tether_studies.quantities import Quantity, at_end
 from tether_studies.study import Results
 
 __all__ = ["ACCURACY", "BEST", "LOSS", "WORST", "Sets", "Task", "classifier", "draw_classifier", "each", "learn"]
-__all__ += ["starts", "todo"]
+__all__ += ["scores", "starts", "todo"]
 
 Sets = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Frame = tuple[float, float, float, float]

@@ -135,7 +135,7 @@ class RandomSubsets(Experiment):
         ours = {f"k = {k}": ends[f"random subset, k = {k}"] for k in self.naps}
         texts = ", ".join(f"{k}: {ACCURACY.text(x)}" for k, x in ours.items())
         for other in (SGD, FORGETFUL):
-            judged = every({k: more(x, ends[other], paired=True) for k, x in ours.items()})
+            judged = every({k: more(x, ends[other]) for k, x in ours.items()})
             yield f"{texts} against {ACCURACY.text(ends[other])} %", judged
 
     def tabled(self, results: Results) -> Results:

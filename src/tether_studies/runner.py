@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -18,6 +18,7 @@ import torch
 
 from tether_studies import find
 from tether_studies.files import note, whole, write_text
+from tether_studies.judges import UNJUDGED
 from tether_studies.lab import Busy, Lab, digest, now
 from tether_studies.needs import missing
 from tether_studies.study import Study
@@ -26,6 +27,7 @@ from tether_studies.workers import end, end_with_parent
 __all__ = ["Job", "folder_of", "ran", "run_all", "run_one"]
 
 FAILED, NOT_RUN = "failed: ", "not run: "
+DECIDES_NOTHING = "a quick run decides nothing"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def _lacking(job: Job) -> str:
 def conclude(study: Study, lab: Lab, job: Job, results: dict[str, Any]) -> str:
     """Judge the claims, draw the figures and write ``result.json``."""
     claims = list(study.claims(results, lab.config))
+    if job.scale == "quick":
+        claims = [replace(claim, verdict=UNJUDGED, evidence=DECIDES_NOTHING, provisional=False) for claim in claims]
     figures = study.draw(results, lab.config)
     for name, figure in figures.items():
         with whole(lab.folder / f"{name}.png") as file:
@@ -105,7 +109,8 @@ def conclude(study: Study, lab: Lab, job: Job, results: dict[str, Any]) -> str:
         import matplotlib.pyplot as plt
 
         plt.close("all")
-    return ", ".join(f"{claim.verdict}" for claim in claims) or "done"
+    verdicts = [f"{claim.verdict}{' (provisional)' if claim.provisional else ''}" for claim in claims]
+    return f"done: {DECIDES_NOTHING}" if job.scale == "quick" else ", ".join(verdicts) or "done"
 
 
 def run_all(jobs: Sequence[Job], at_once: int = 1) -> dict[str, str]:

@@ -154,4 +154,4 @@ class Sentiment(FineTuning):
         pairs = ((OURS, NO_DRIFT), (OURS_HEAD, f"{OURS_HEAD}, no drift"), (OURS, OURS_HEAD), (OURS, SAME))
         for names in (*pairs, (OURS, f"{OURS}, k = 10"), (OURS, f"{OURS}, k = 3")):
             runs = [results[name]["accuracy"] for name in names if name in self.methods]
-            yield against(more, {"": runs}, 2, " %", paired=True) if len(runs) == 2 else None
+            yield against(more, {"": runs}, 2, " %") if len(runs) == 2 else None

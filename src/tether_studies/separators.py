@@ -171,7 +171,7 @@ class Separators(Experiment):
         first, then, last = (found["angles"][i].mean(1) for i in (0, half, late))
         beside = found["sideways"].mean(1)
         said = f"angle {first.mean():.1f}° at t = 1, {then.mean():.2f}° at {middle}, {last.mean():.2f}° at {end}"
-        turns = {"angle": less(last, then, paired=True), "sideways": near(beside, 0.0, 0.05)}
+        turns = {"angle": less(last, then), "sideways": near(beside, 0.0, 0.05)}
         yield f"{said}; w went {100 * beside.mean():.1f} % as far sideways as along w̃", every(turns)
         grown = (found["norms"][late] - found["norms"][half]).mean(1)
         pace = grown / math.log(times[late] / times[half]) / found["growth"]
@@ -194,7 +194,7 @@ class Separators(Experiment):
         yield f"minima from all starts equal to {spread:.0e}; {said}", yes(one, evidence)
         fading = np.array(minima["angles"])
         said = ", ".join(f"{x.mean():.2f}° at λ = {y:g}" for x, y in zip(fading, self.decays, strict=True))
-        yield said, less(fading[-1], fading[0], paired=True)
+        yield said, less(fading[-1], fading[0])
         worst, off = max(net["errors"]), net["off"]
         said = f"off by {worst:.0e} in the worst of {len(net['errors'])} layers, Π ρ f(W̃) {off:.0e}"
         yield said, yes(bool(worst < 1e-12 and off < 1e-12), "relative to the largest |f| of 50 points")

@@ -11,12 +11,25 @@ from torch.nn.functional import cross_entropy
 
 import tether
 from tether.measure import linear_path, surface
-from tether.measure.shape import classify
 from tether_studies.drawing import WHOLE, lines
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, first_digits, perceptron
 from tether_studies.judges import every, less, more, near, plus_minus, yes
-from tether_studies.lines import BARRIER, SHAPES, all_are, by_layer, counted, highest, line_of, packed, state_of
+from tether_studies.lines import (
+    BARRIER,
+    RISE,
+    SHAPES,
+    TENTH,
+    TOLERANCE,
+    UPTURN,
+    all_are,
+    by_layer,
+    counted,
+    line_of,
+    packed,
+    shapes_of,
+    state_of,
+)
 from tether_studies.quantities import Quantity, of_key
 
 Loss = Callable[..., torch.Tensor]
@@ -69,7 +82,7 @@ class StraightLines(Experiment):
         and even higher to other initializations | Figure 6.1A, right: green above blue
     """
     label = ("data", "line")
-    columns = (SHAPES, HEIGHT, WAY)
+    columns = (SHAPES, TENTH, RISE, HEIGHT, UPTURN, WAY)
     caption = "Means over the runs"
     runs: int = at(10, quick=2)
     steps: int = at(4690, quick=100, full=46_900)  # on MNIST: ten epochs
@@ -102,16 +115,16 @@ class StraightLines(Experiment):
 
     def claims(self, results: Results) -> Found:
         found, (own, other, _) = self.tabled(results), LINES
-        count = f"{self.runs} runs; a rise of 2 % of the largest loss counts"
+        count = f"{self.runs} runs; {TOLERANCE}"
         for name, line, shape in (("MNIST", own, "monotone"), ("MNIST", other, "monotone"), ("spiral", own, "barrier")):
             one = found[name, line]
             accuracy = f"; test accuracy {one['accuracies'].mean():.1f} %" if line == own else ""
             yield counted(one["shapes"]) + accuracy, all_are(shape, one["shapes"], count)
-        rises = highest(results["spiral"], own)
+        rises = RISE.take(found["spiral", own])
         said = f"by {rises.mean():.2f}, from {rises.min():.2f} to {rises.max():.2f}"
-        yield said, more(rises, np.zeros(self.runs))
+        yield said, more(rises, 0.0)
         near, far = (found["spiral", line]["barriers"] for line in (own, other))
-        yield f"barriers of {far.mean():.2f} instead of {near.mean():.2f}", less(near, far, paired=True)
+        yield f"barriers of {far.mean():.2f} instead of {near.mean():.2f}", less(near, far)
 
     def draw(self, results: Results) -> Figures:
         """Figure 6.1A, and the layers below it."""
@@ -128,7 +141,7 @@ SEVEN = tuple(f"layer {2 * i}" for i in range(HIDDEN + 1))
 
 def barred(found: Results, layers: tuple[str, ...]) -> Any:
     """Of each run: on how many of these layers' lines there is a barrier, as a fraction."""
-    return np.mean([found[f"{layer}: shapes"] == "barrier" for layer in layers], axis=0)
+    return np.mean([shapes_of(found[f"{layer}: losses"]) == "barrier" for layer in layers], axis=0)
 
 
 @study("fig-6.17", "thesis, Figure 6.17")
@@ -153,8 +166,7 @@ class Widths(Experiment):
     """
     label = ("network", "line")
     columns = (
-        SHAPES,
-        HEIGHT,
+        *(SHAPES, TENTH, RISE, HEIGHT, UPTURN),
         Quantity("loss at the start", lambda one: one["start"], show=lambda x: f"{x.mean():.3g}"),
     )
     caption = "Means over the runs"
@@ -198,7 +210,7 @@ class Widths(Experiment):
         yield said, every({name: near(line["accuracies"], 100, 0.5) for name, line in nets.items()})
         early, late = (barred(results["narrow"], layers) for layers in (SEVEN[:EARLY], SEVEN[EARLY:]))
         said = f"barriers on {100 * early.mean():.0f} % of the lines of layers 1 to 4 and {100 * late.mean():.0f} % of"
-        yield f"{said} later ones ({widths['narrow']})", more(early, late, paired=True)
+        yield f"{said} later ones ({widths['narrow']})", more(early, late)
         shapes, height = nets["narrow"]["shapes"], nets["narrow"]["barriers"]
         often = bool((shapes == "barrier").mean() > 0.5)
         yield counted(shapes), yes(often, f"more than half of {self.runs} runs")
@@ -249,7 +261,7 @@ class Planes(Experiment):
             | Figure 3.5: monotonic decline for MNIST, saddle points for two turns
     """
     label = ("data", "method")
-    columns = (SHAPES, BARRIER, RIGHT, END)
+    columns = (SHAPES, TENTH, RISE, BARRIER, UPTURN, RIGHT, END)
     runs: int = at(10, quick=2)
     steps: int = at(20_000, quick=60)
     images_runs: int = at(4, quick=2, full=10)  # on MNIST
@@ -280,8 +292,7 @@ class Planes(Experiment):
                 results |= packed(method, linear_path(nets, start, end, test, self.points, loss=loss))
         first = {key: x[0] for key, x in start.items()}
         plane = surface(nets[0], first, ends[1], ends[2], test, self.side, self.side, loss=loss)
-        shapes = [classify(plane.alphas, row, 0.02)[0] for row in plane.losses.T]
-        return {**results, "plane": plane.losses, "alphas": plane.alphas, "betas": plane.betas, "across": shapes}
+        return {**results, "plane": plane.losses, "alphas": plane.alphas, "betas": plane.betas}
 
     def tabled(self, results: Results) -> dict[tuple[str, str], Results]:
         return {(name, method): line_of(results[name], method) for name, method in product(THREE, METHODS)}
@@ -292,17 +303,17 @@ class Planes(Experiment):
         told = {name: "; ".join(f"{m} {counted(x['shapes'])}" for m, x in of.items()) for name, of in lines.items()}
         barred = {name: [(x["shapes"] == "barrier").mean() for x in of.values()] for name, of in lines.items()}
         for name in (MNIST, ONE):
-            count = f"{len(lines[name]['Adam']['shapes'])} starts; a rise of 2 % of the largest loss counts"
+            count = f"{len(lines[name]['Adam']['shapes'])} starts; {TOLERANCE}"
             yield told[name], yes(max(barred[name]) == 0, count)
         adam, adlala = END.of(lines[MNIST]).values()
         yield END.listed(lines[MNIST]), near(adlala, adam, 0.05)
         yield told[TWO], yes(min(barred[TWO]) > 0.5, f"in more than half of {self.runs} runs of each")
-        yield BARRIER.more(two, "AdLaLa", "Adam", paired=True, names=METHODS)
-        lower = {"loss": END.less(two, "AdLaLa", "Adam", paired=True)[1]}
-        lower["accuracy"] = RIGHT.more(two, "AdLaLa", "Adam", paired=True)[1]
+        yield BARRIER.more(two, "AdLaLa", "Adam", names=METHODS)
+        lower = {"loss": END.less(two, "AdLaLa", "Adam")[1]}
+        lower["accuracy"] = RIGHT.more(two, "AdLaLa", "Adam")[1]
         texts = (f"{m} {plus_minus(x['accuracies'])} %, loss {END.cell(x)}" for m, x in two.items())
         yield ", ".join(texts), every(lower)
-        across = {name: float((results[name]["across"] == "barrier").mean()) for name in (MNIST, TWO)}
+        across = {name: float((shapes_of(results[name]["plane"].T) == "barrier").mean()) for name in (MNIST, TWO)}
         said = ", ".join(f"{name}: barriers on {100 * x:.0f} % of the lines across" for name, x in across.items())
         yield said, yes(across[MNIST] == 0 < across[TWO], "one plane for each set")
 

@@ -36,6 +36,7 @@ class Claim:
     verdict: str
     evidence: str = ""  # the statistics behind the verdict
     source: str = ""
+    provisional: bool = False  # from fewer than four runs
 
 
 @dataclass(frozen=True)

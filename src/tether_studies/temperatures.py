@@ -1,13 +1,14 @@
 """Figures 3.1 and 3.17: Langevin dynamics and LOL are better optimizers at a moderate temperature."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tether_studies.drawing import draw_means, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
-from tether_studies.judges import every, less, more
+from tether_studies.judges import chosen, every, judging, less, more
 from tether_studies.planar import ACCURACY, BEST, LOSS, WORST, Task, draw_classifier, each, todo
 
 ALL = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
@@ -76,8 +77,8 @@ class Langevin(Temperatures):
     """
 
     says = """
-        the test accuracy improves as the temperature is raised from 1e-8 to 1e-5
-            | Figure 3.1: substantially, from panel to panel
+        the test accuracy improves as the temperature is raised from 1e-8 to 1e-5 | Figure 3.1: substantially
+        and it does so from panel to panel | Figure 3.1: 1e-8, 1e-7, 1e-6, 1e-5
         further increases can negatively affect the results: there is a best temperature
             | in words: a 'Goldilocks' region
     """
@@ -94,7 +95,9 @@ class Langevin(Temperatures):
 
     def claims(self, results: Results) -> Found:
         found = self.accuracies(results)
+        rises = {f"{b:.0e} > {a:.0e}": more(found[b], found[a]) for a, b in pairwise(ALL[:4])}
         yield told(found, ALL[:4]), more(found[MILD], found[COLD])
+        yield told(found, ALL[:4]), every(rises)
         yield told(found, ALL[3:]), less(found[HOTTEST], found[MILD])
 
 
@@ -130,6 +133,7 @@ class LOL(Temperatures):
         yield told(found, ALL[:4]), more(found[MILD], found[COLD])
         yield told(found, (MILD, WARMER)), less(found[WARMER], found[MILD])
         yield f"{ACCURACY.text(found[HOT])} %", less(found[HOT], found[MILD], by=20.0)
-        peak = max(ALL, key=lambda τ: found[τ].mean())
-        band = {"than cold": more(found[peak], found[COLD]), "than hot": more(found[peak], found[HOTTEST])}
+        peak = chosen(found)
+        others = {"than cold": COLD, "than hot": HOTTEST}
+        band = {name: more(judging(found[peak]), judging(found[τ])) for name, τ in others.items()}
         yield told(found, (COLD, peak, HOTTEST)), every(band)

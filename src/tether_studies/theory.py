@@ -261,7 +261,10 @@ class Theory(Experiment):
         yield text, yes(right, f"DHSGD's is proportional to h; the flow's is {own['flow']:.3f}")
         gaps = [own[f"{name}, fixed"] for name in ("dhsgd", "dhsgd_contractive")]
         text = f"distance of the eigenvalues from 1: {gaps[0]:.3g}, {gaps[1]:.3g}"
-        yield text, yes(min(gaps) > 1e-3, "no eigenvalue 1, so that 0, where the gradient is 0, is the only fixed point")
+        yield (
+            text,
+            yes(min(gaps) > 1e-3, "no eigenvalue 1, so that 0, where the gradient is 0, is the only fixed point"),
+        )
 
     def rates(self, results: Results, *names: Any) -> tuple[str, Any]:
         """Measured over expected rates of some cases."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
-from tether_studies.judges import UNDECIDED, near, plus_minus
+from tether_studies.judges import chosen, every, judging, less, more, near, plus_minus, undecided
 from tether_studies.planar import LOSS, Task, todo
 from tether_studies.quantities import Quantity, within
 
@@ -85,18 +85,22 @@ class Trigonometric(Experiment):
     def claims(self, results: Results) -> Found:
         three, five = (within(results, f"a = {a}") for a in METHODS)
         times, ends = TIME.of(three), FINAL.of(five)
-        quickest = min(ADAM, key=lambda name: times[name].mean())
-        yield TIME.less(three, ("LOL", "AdLaLa"), quickest, told="steps to 90 %: ", names=three)
-        ratios = times[quickest] / times["AdLaLa"]
+        quickest = chosen({name: times[name] for name in ADAM}, min)
+        judged = {name: less(judging(times[name]), judging(times[quickest])) for name in ("LOL", "AdLaLa")}
+        yield f"steps to 90 %: {TIME.listed(three)}; the best of Adam {quickest}", every(judged)
+        ratios = judging(times[quickest]) / judging(times["AdLaLa"])
         late = sum(never(three[name]) for name in (quickest, "AdLaLa"))
-        judgement = (UNDECIDED, f"{late} of these runs never get there") if late else near(ratios, 3.0, within=0.5)
+        judgement = undecided(f"{late} of these runs never get there") if late else near(ratios, 3.0, within=0.5)
         yield f"{plus_minus(ratios, 2)} times, {quickest.replace('Adam ', '')}", judgement
         adams = [name for name in FIVE if name in ADAM]
-        best = max(adams, key=lambda name: ends[name].mean())
+        best = chosen({name: ends[name] for name in adams})
+        ahead = {name: more(judging(ends[name]), judging(ends[best])) for name in ("LOL", "AdLaLa")}
         peak = max(float(five[name]["accuracy"][:, 0].mean(1).max()) for name in adams)
         said = f"{FINAL.listed(five)}; Adam's peak {peak:.1f} %"
-        yield said, FINAL.more(five, ("LOL", "AdLaLa"), best)[1]
-        yield FINAL.less(five, "SGLD", ("LOL", "AdLaLa", best), names=("SGLD",))
+        yield said, every(ahead)
+        worse = {name: less(ends["SGLD"], ends[name]) for name in ("LOL", "AdLaLa")}
+        worse[best] = less(judging(ends["SGLD"]), judging(ends[best]))
+        yield FINAL.listed(five, "SGLD"), every(worse)
 
     def draw(self, results: Results) -> Figures:
         numbers = {"a = 6 (Figure 3.11)": "a = 6", "a = 10 (Figure 3.12)": "a = 10"}

@@ -1,6 +1,5 @@
 """Figures 3.6 to 3.8: what thermodynamic methods do to the weights, and how well they classify spirals."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -12,7 +11,7 @@ import torch
 import tether
 from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, recipe, study
-from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, every, less, more, near, plus_minus, yes
+from tether_studies.judges import every, falls, less, more, near, no_worse, plus_minus, yes
 from tether_studies.planar import ACCURACY, BEST, WORST, Task, todo
 from tether_studies.quantities import Quantity, given, within
 
@@ -103,7 +102,7 @@ class Weights(Experiment):
         for start in ("", ", 0.01 N(0, 1)"):  # the thesis does not say from which
             by = {name: results[f"{name}{start}"] for name in ORDER}
             yield ACCURACY.listed(by), every({f"{a} > {b}": ACCURACY.more(by, a, b)[1] for a, b in pairwise(ORDER)})
-        yield ACCURACY.less(results, "SGLD", "SGD", by=-2.0)
+        yield ACCURACY.listed(results, "SGLD", "SGD"), no_worse(of["SGD"], of["SGLD"], within=2.0)
         means = every({name: near(of[name], value, within=3.0) for name, value in PUBLISHED.items()})
         yield ACCURACY.listed(results, *names), means
         many, told = (("SGD", "Adam"), ("SGLD", "AdLaLa γ=0.5")), f"|parameter| < {SMALL}: "
@@ -118,14 +117,10 @@ class Weights(Experiment):
         evidence = "on a logarithmic scale nearer to 100 than to 10, or beyond"
         yield f"the largest is {largest:.0f}", yes(largest > 10**1.5, evidence)
         spread = {name: float(np.ptp(of[name])) for name in ("Adam", "LOL", "AdLaLa γ=0.5")}
-        falls = spread["AdLaLa γ=0.5"] < spread["LOL"] < spread["Adam"]
-        yield ", ".join(f"{name} {x:.1f}" for name, x in spread.items()), yes(falls, f"of {self.runs} runs each")
-        zeros = small(results["Adam"])
-        r = float(np.corrcoef(zeros, of["Adam"])[0, 1]) if np.ptp(zeros) and np.ptp(of["Adam"]) else math.nan
-        error = 1 / math.sqrt(max(self.runs - 2, 1))
-        verdict = UNDECIDED if not abs(r) > 2 * error else (HELD if r < 0 else NOT_HELD)
-        said = f"correlation {r:.2f} of accuracy with the share below {SMALL}"
-        yield said, (verdict, f"± {error:.2f} over {self.runs} runs")
+        ordered = spread["AdLaLa γ=0.5"] < spread["LOL"] < spread["Adam"]
+        yield ", ".join(f"{name} {x:.1f}" for name, x in spread.items()), yes(ordered, f"of {self.runs} runs each")
+        judgement = falls(small(results["Adam"]), of["Adam"])
+        yield f"share below {SMALL}: {plus_minus(small(results['Adam']))} %; {judgement.evidence}", judgement
 
     def tabled(self, results: Results) -> dict[str, Results]:
         return {x: one | {"thesis": PUBLISHED.get(x.partition(",")[0], "–")} for x, one in results.items()}

@@ -171,15 +171,9 @@ def test_a_distributed_save_does_not_change_the_run(name, flatten, steps, tmp_pa
     assert_same(snapshot(model, opt), snapshot(twin, other))
 
 
-INCOMPLETE = {("random_subset", False), ("composite_sgd", False), ("composite_sgd", True)}
-
-
 @every_method
 @flat_or_nested
-def test_a_distributed_load_goes_on_bit_for_bit(name, flatten, tmp_path, request):
-    if (name, flatten) in INCOMPLETE:
-        reason = "the rhythm's state is made at the start, so torch takes the rest for made and asks for none of it"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_a_distributed_load_goes_on_bit_for_bit(name, flatten, tmp_path):
     model, twin = network(name), network(name, seed=99)
     opt, other = ROWS[name].build(model, seed=7), ROWS[name].build(twin, seed=99)
     train(model, opt, 4)

@@ -1,4 +1,4 @@
-"""torch.compile(opt.step) with lr as a tensor: the whole step is one graph, and its numbers are the uncompiled ones."""
+"""torch.compile(opt.step): the whole step is one graph, and its numbers are the uncompiled ones."""
 
 import copy
 import shutil
@@ -88,6 +88,23 @@ def test_inductor(name):
     found = both(TRACED[name], "inductor", steps=3)
     assert counters["stats"]["unique_graphs"] == 1
     assert_equal(*found)
+
+
+def test_a_float_lr_makes_one_graph_more_whatever_it_becomes():
+    def make(model):
+        return tether.Optimizer(model, [Part("0.*"), Part("*", word="X")], lr=0.05, word="BAOAB", temperature=1e-3)
+
+    model, twin = tower(2), tower(2)
+    opt, other = make(model), make(twin)
+    step = torch.compile(opt.step, backend="eager", fullgraph=True)
+    for i in range(6):
+        for group in (*opt.param_groups, *other.param_groups):
+            group["lr"] = 0.05 / (1 + i)
+        for net, move in ((model, step), (twin, other.step)):
+            backward(net)
+            move()
+    assert counters["stats"]["unique_graphs"] == 2  # for one number, and for all others
+    assert_equal(model, opt, twin, other)
 
 
 def test_a_bad_gradient_moves_nothing_and_is_counted():

@@ -274,3 +274,16 @@ def test_part_fields_of_rhythms_still_read_as_before():
     opt = Optimizer(net(), [Part("0.*", every=2), Part("*")], lr=0.1)
     assert "every" in opt.describe()
     assert isinstance(opt, tether.Optimizer)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_weights_loaded_between_two_optimizer_dicts_are_kept(copied):
+    # as Accelerate does: the model is restored, then the optimizer's own dict is taken and loaded on another device
+    model, other = net(), net()
+    opt = methods.random_subset(model, lr=0.0, k=5)
+    model.load_state_dict(other.state_dict())
+    own = opt.state_dict()
+    opt.load_state_dict(copy.deepcopy(own) if copied else own)
+    assert asleep(model) > 0.5
+    with opt.awake():
+        torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)

@@ -7,11 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tether.measure import LinearPath
-from tether.measure.shape import Barrier
-from tether_studies import between_classes, degenerate_minima, influences, minimum_norms, separators
+from tether_studies import between_classes, degenerate_minima, influences, lines, minimum_norms, separators
 from tether_studies.blocks import BLOCKS, Training, residual, train
-from tether_studies.lines import all_are, counted, highest, packed
 
 
 def test_angles_are_exact_where_they_are_small():
@@ -67,17 +64,32 @@ def test_descent_ends_where_decay_balances():
     assert net.weight.item() == pytest.approx(0.8)
 
 
-def path(losses, shape, height):
-    losses = torch.tensor(losses)
-    return LinearPath(torch.linspace(0, 1, 3), losses, torch.ones(3) / 2, shape, Barrier(height), 0.0, True, 0.02)
+LINES = np.array(
+    [
+        [1.0, 3.0, 0.0, 0.0, 0.5],  # a barrier, and an upturn at the end
+        [2.0, 1.5, 1.0, 0.5, 0.0],
+        [2.0, 2.0, 2.0, 1.9, 0.0],  # a tenth of the drop after 3/4 + 1/19 · 1/4
+        [1.0, 0.8, 0.6, 0.4, 0.9],  # an upturn is no barrier
+        [1.0, 1.0, 2.0, 2.0, 3.0],  # it never falls
+        [1.0, 1.5, 0.5, 0.7, 0.0],  # two rises: the larger counts
+    ]
+)
 
 
-def test_lines_are_counted_and_measured():
-    lines = packed("all", [path([1.0, 3.0, 0.0], "barrier", 2.0), path([2.0, 1.5, 0.0], "monotone", 0.0)])
-    assert highest(lines, "all").tolist() == [2.0, -0.5]
-    assert lines["all: accuracies"] == [50, 50]
-    assert counted(["a", "b", "a"]) == "2 a, 1 b"
-    assert all_are("monotone", lines["all: shapes"]) == ("not held", "1 barrier, 1 monotone")
+def test_lines_are_graded_by_numbers():
+    tenths = [0.25 + 2.05 / 3 / 4, 0.1, 0.75 + 0.1 / 1.9 / 4, 0.0125, np.nan, 0.4]
+    assert lines.tenth(LINES) == pytest.approx(tenths, nan_ok=True)
+    assert lines.rise(LINES).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 0.5]
+    assert lines.climb(LINES).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 0.5]
+    assert lines.upturn(LINES) == pytest.approx([0.5, 0.0, 0.0, 0.5, 2.0, 0.0])
+    kinds = ["barrier", "monotone", "plateau", "monotone", "plateau", "barrier"]
+    assert lines.shapes_of(LINES).tolist() == kinds
+    assert lines.shapes_of(np.array([[1.0, np.inf, 0.0]])).tolist() == ["not finite"]
+    found = lines.graded({"net: losses": LINES, "accuracy": np.ones(6)})
+    assert found["net: shapes"].tolist() == kinds
+    assert found["net: barriers"].tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 0.5]
+    assert lines.counted(["a", "b", "a"]) == "2 a, 1 b"
+    assert lines.all_are("monotone", kinds[:2])[:2] == ("not held", "1 barrier, 1 monotone")
 
 
 def test_a_block_with_step_size_zero_stays():

@@ -104,7 +104,7 @@ def test_speed_without_loss_needs_both(ours, seconds, verdicts):
     found = results((90.0, 91.0, 92.0), ours, seconds)
     # √(91 · 9 / 819) = 1 point
     judged = list(TASK.claims(found))
-    assert [verdict for _, (verdict, _) in judged] == verdicts
+    assert [judgement.verdict for _, judgement in judged] == verdicts
     assert "lower by 1.0 points" in judged[1][0]
 
 

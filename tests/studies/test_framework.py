@@ -9,7 +9,7 @@ import torch
 import tether
 from tether_studies import experiment
 from tether_studies.experiment import recipe
-from tether_studies.judges import more
+from tether_studies.judges import more, yes
 from tether_studies.lab import Lab
 from tether_studies.quantities import Quantity, against, at_end, of_key, tabulated, within
 from tether_studies.study import Study, at, no_figures
@@ -66,7 +66,7 @@ def declared(monkeypatch):
 
         def claims(self, results):
             yield accuracy.more(results, "SGD", "Adam")
-            yield accuracy.less(results, ("SGD", "Adam"), "LOL", told="in the end: ", names=("LOL",), paired=True)
+            yield accuracy.less(results, ("SGD", "Adam"), "LOL", told="in the end: ", names=("LOL",))
             yield None
 
     return experiment.KNOWN["small"]
@@ -88,14 +88,16 @@ def test_claims_are_what_the_paper_says_beside_what_was_found(declared):
     first, second = declared.claims(RESULTS, declared.at("quick"))  # the third is not tested by this config
     assert (first.text, first.published) == ("dice fall", "Figure 1: always, 2 runs")
     assert (first.measured, first.verdict) == ("SGD 3.0 ± 0.1 %, Adam 1.0 ± 0.1 %", "held")
-    assert first.evidence == "difference 2 ± 0.14 over 4 and 4 runs"
+    assert first.evidence == "difference 2 ± 0 over 4 pairs of runs, t = inf (3.18 needed)"
     assert second.text == "a claim that is too long for a line is continued"
     assert (second.published, second.measured) == ("and so is what is published", "in the end: LOL 5.0 ± 0.1 %")
-    assert second.evidence.startswith("SGD < LOL: difference 2 ± 0 over 4 pairs of runs (held); Adam < LOL: ")
+    assert second.evidence.startswith(
+        "SGD < LOL: difference 2 ± 0 over 4 pairs of runs, t = inf (3.18 needed) (held); Adam < LOL: "
+    )
 
 
 def test_a_claim_that_is_forgotten_is_an_error(declared, monkeypatch):
-    monkeypatch.setattr(declared.config, "claims", lambda self, results: iter([("seen", ("held", ""))]))
+    monkeypatch.setattr(declared.config, "claims", lambda self, results: iter([("seen", yes(True, ""))]))
     with pytest.raises(ValueError, match="Small says 3 claims and judges 1: `claims` must yield"):
         list(declared.claims(RESULTS, declared.at("quick")))
 
@@ -116,9 +118,9 @@ def test_the_table_follows_from_the_columns_and_none_is_all(declared):
 
 def test_two_runs_are_set_against_each_other():
     pairs = dict.fromkeys(("here", "there"), (RUNS["SGD"], RUNS["Adam"]))
-    measured, (verdict, evidence) = against(more, pairs, unit=" %")
+    measured, (verdict, evidence, runs, _) = against(more, pairs, unit=" %")
     assert measured == "here 3.0 ± 0.1 against 1.0 ± 0.1; there 3.0 ± 0.1 against 1.0 ± 0.1 %"
-    assert (verdict, evidence.count("(held)")) == ("held", 2)
+    assert (verdict, evidence.count("(held)"), runs) == ("held", 2, 4)
     assert against(more, {"": pairs["here"]}) == ("3.0 ± 0.1 against 1.0 ± 0.1", more(*pairs["here"]))
 
 

@@ -17,7 +17,7 @@ import torch
 import tether_studies as studies
 from tether.cli import main
 from tether_studies.experiment import said
-from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, less, mean_error, more, near, yes
+from tether_studies.judges import HELD, yes
 from tether_studies.lab import Busy, Lab
 from tether_studies.report import html, results
 from tether_studies.report.tables import methods_table, what_holds
@@ -186,7 +186,7 @@ def test_a_study_that_fails_or_lacks_data_does_not_stop_the_others(tmp_path, lis
 
 def test_several_at_once_give_the_same_numbers(tmp_path):
     jobs = [Job("fig-1.9", "quick", tmp_path / "two", seed, {"points": 20, "steps": 20}) for seed in (0,)]
-    assert run_all(jobs, at_once=2)["fig-1.9"].count("held") == 3
+    assert run_all(jobs, at_once=2)["fig-1.9"] == "done: a quick run decides nothing"
     one = Job("fig-1.9", "quick", tmp_path / "one", 0, {"points": 20, "steps": 20})
     run_one(one)
     assert pieces(folder_of(one)) == pieces(folder_of(jobs[0]))
@@ -241,21 +241,7 @@ def test_configs_hold_plain_values():
         Study("odd", "", "", Odd, dice, judged).at("default")
 
 
-# judges
-
-
-def test_judges_need_two_standard_errors():
-    a, b = [1.0, 1.2, 0.8, 1.0], [1.1, 0.9, 1.0, 1.0]
-    assert mean_error(a) == (1.0, pytest.approx(np.std(a, ddof=1) / 2))
-    assert more([2.0, 2.2, 1.8], b)[0] == HELD
-    assert more(b, [2.0, 2.2, 1.8])[0] == NOT_HELD
-    assert more(a, b)[0] == UNDECIDED
-    assert more([2.0], [1.0])[0] == UNDECIDED
-    assert more([2.0, 2.2, 1.8], b, by=1.5)[0] == NOT_HELD
-    assert less(b, [2.0, 2.2, 1.8])[0] == HELD
-    assert near(a, b, within=0.5)[0] == HELD
-    assert near(a, [2.0, 2.1, 1.9], within=0.1)[0] == NOT_HELD
-    assert near(a, b, within=0.1)[0] == UNDECIDED
+# the list
 
 
 def test_every_study_on_the_list_is_whole():

@@ -33,6 +33,6 @@ def test_it_is_tested_with_all_weights_awake(monkeypatch):
 
 
 def test_the_best_setting_of_a_kind():
-    found = {"dropout 0.1": torch.tensor([1.0, 3.0]), "dropout 0.3": torch.tensor([1.5, 2.0]), "SGD": torch.zeros(2)}
-    assert language.best(found, "dropout") == "dropout 0.3"
+    found = {"dropout 0.1": torch.tensor([2.0, 1.0]), "dropout 0.3": torch.tensor([1.5, 2.0]), "SGD": torch.zeros(2)}
+    assert language.best(found, "dropout") == "dropout 0.3"  # by the runs with even numbers; the others judge it
     assert language.best(found, "SGD") == "SGD"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -102,10 +103,17 @@ class Block:
         self.drawn: Normals | None = None
         self.first: dict[int, torch.Tensor] = {}
         self.layout = self.places(self.everything) if self.kernel else None
-        self.room: Room | None = None
-        if not host.reads(self.device) and self.rows == 1:
-            like = torch.empty(self.total, dtype=self.dtype, device=self.device) if self.flat is None else self.flat
-            self.room = Room(self.views, like, self.flat)
+        self.room = None if host.reads(self.device) or self.rows > 1 else self.more_room()
+        self.second: Room | None = None  # for a twin
+        if self.room is not None:
+            self.room.buffer("θ")
+            self.room.buffer("g")
+            if self.flat is not None:
+                self.room.add("p", self.flat, self.momenta)
+
+    def more_room(self) -> Room:
+        """Buffers in which the tensors lie as in the flat momenta."""
+        return Room(partial(torch.zeros, self.total, dtype=self.dtype, device=self.device), self.views)
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [
@@ -151,8 +159,24 @@ class Block:
     def beside(self, θ: Tensors, p: Tensors) -> Block:
         """A block like this one that moves other tensors by the same gradients."""
         twin = copy.copy(self)
-        twin.θ, twin.p, twin.values, twin.waiting, twin.after, twin.room = θ, p, None, [], [], None
+        if self.room is not None and self.second is None:
+            self.second = self.more_room()
+        twin.θ, twin.p, twin.values, twin.waiting, twin.after, twin.room = θ, p, None, [], [], self.second
         return twin
+
+    def twin(self) -> Block:
+        """A block that moves copies of the tensors by the same gradients."""
+        if self.room is None or not self.complete:
+            return self.beside([x.detach().clone() for x in self.θ], [p.clone() for p in self.p])
+        found = self.beside([], [])
+        room = found.room
+        assert room is not None
+        room.take("θ", self.θ)
+        found.θ = room.views["θ"]
+        if self.p:
+            room.take("p", self.p)
+            found.p = room.views["p"]
+        return found
 
     def take(self, program: Program, name: tuple[int, int], ξ: torch.Tensor | None = None) -> None:
         """Let a program wait for the commit; one with a thermostat changes ξ then."""
@@ -162,7 +186,7 @@ class Block:
     def by_values(self) -> Flat:
         """Carry out what waits, and go on, without the kernel."""
         if self.values is None:
-            room = self.room if self.complete and self.p is self.momenta else None
+            room = self.room if self.complete else None
             rest = self.bad, room, self.entries(room)
             self.values = Flat(self.θ, self.p, self.g, self.rows, self.normals, lambda: self.g0, *rest)
         waiting, self.waiting = self.waiting, []

@@ -23,29 +23,41 @@ Tensors = list[torch.Tensor]
 
 
 class Room:
-    """Buffers in which the tensors of a block lie side by side: one fused copy takes them in, one takes them out."""
+    """Buffers in which the tensors of a block lie side by side: one fused copy takes them in, one takes them out.
 
-    def __init__(self, views: Callable[[torch.Tensor], Tensors], like: torch.Tensor, p: torch.Tensor | None) -> None:
-        self.θ, self.g = torch.zeros_like(like), torch.zeros_like(like)
-        self.views = {"θ": views(self.θ), "g": views(self.g)}
-        self.row: dict[str, Any] = {
-            "θ": self.θ.unsqueeze(0),
-            "g": self.g.unsqueeze(0),
-            "p": None if p is None else p.unsqueeze(0),
-        }
+    `blank` makes a buffer of zeros, `lay` its views, one for each tensor. Each is made when it is needed, and stays.
+    """
+
+    def __init__(self, blank: Callable[[], torch.Tensor], lay: Callable[[torch.Tensor], Tensors]) -> None:
+        self.blank, self.lay = blank, lay
+        self.flat: dict[str, torch.Tensor] = {}
+        self.views: dict[str, Tensors] = {}
+        self.row: dict[str, torch.Tensor] = {}
+
+    def add(self, symbol: str, flat: torch.Tensor, views: Tensors) -> None:
+        """A buffer whose tensors lie side by side already."""
+        self.flat[symbol], self.views[symbol], self.row[symbol] = flat, views, flat.unsqueeze(0)
+
+    def buffer(self, symbol: str) -> torch.Tensor:
+        """The buffer of this name; the gaps between its tensors are 0."""
+        if symbol not in self.flat:
+            flat = self.blank()
+            self.add(symbol, flat, self.lay(flat))
+        return self.flat[symbol]
 
     def take(self, symbol: str, tensors: Tensors) -> torch.Tensor:
-        """Tensors as one of shape (1, numbers); the gaps between them are 0."""
-        torch._foreach_copy_(self.views[symbol], tensors)
-        found: torch.Tensor = self.row[symbol]
-        return found
+        """Tensors as one of shape (1, numbers)."""
+        self.buffer(symbol)
+        if tensors is not self.views[symbol]:
+            torch._foreach_copy_(self.views[symbol], tensors)
+        return self.row[symbol]
 
 
 class Flat:
     """θ, p and g as tensors of shape (replicas, numbers); `noise(draw)` gives normals of that shape, `first()` g0.
 
-    With a `room` they lie in its buffers, and momenta are such a buffer from the start. `bad` says where the values
-    must stay what they were: everywhere, or for which replicas. `entries` are fields with a number for each entry.
+    With a `room` they lie in its buffers. `bad` says where the values must stay what they were: everywhere, or for
+    which replicas. `entries` are fields with a number for each entry.
     """
 
     def __init__(
@@ -70,7 +82,7 @@ class Flat:
             elif room is None:
                 self.values[symbol] = gathered(tensors, rows)
             else:
-                self.values[symbol] = room.row["p"] if symbol == "p" else room.take(symbol, tensors)
+                self.values[symbol] = room.take(symbol, tensors)
         self.old = dict(self.values)
         self.drawn: tuple[int, torch.Tensor] | None = None
 
@@ -143,7 +155,7 @@ class Flat:
     def from_room(self, room: Room) -> list[Write]:
         """The same through the buffers."""
         writes: list[Write] = []
-        for symbol in ("θ", "p"):
+        for symbol, home in (("θ", self.home), ("p", self.momenta)):
             old, new = self.old[symbol], self.values[symbol]
             if new is old:
                 continue
@@ -151,8 +163,8 @@ class Flat:
                 writes.append(write(old.copy_, new))
             else:
                 writes.append(write(torch.where, self.bad.to(new.device), old, new, out=old))
-            if symbol == "θ":
-                writes.append(write(torch._foreach_copy_, self.home, room.views["θ"]))
+            if home is not room.views[symbol]:
+                writes.append(write(torch._foreach_copy_, home, room.views[symbol]))
         return writes
 
 

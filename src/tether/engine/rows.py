@@ -164,38 +164,47 @@ class Row:
         if "ξ" in self.word.needs and self.bodies and not self.still:
             check_thermostat(self.group, self.scalars, self.state, resting, self.readable, self.ranks)
 
-    def make(self, momenta: bool) -> None:
+    def make_state(self) -> None:
+        """Make momenta and points of all that is trained now, not at the first step."""
+        self.make("p" in self.word.needs, early=True)
+        self.made = None
+
+    def make(self, momenta: bool, early: bool = False) -> None:
         """The bodies: free tensors by dtype and device, constrained ones by shape."""
         self.made = None  # until all of it is there: an interrupt must not leave half of it
         named = list(zip(self.group["params"], self.names, strict=True))
         moves = [param.grad is not None or "momentum" in self.state.get(param, {}) for param, _ in named]
+        if early:
+            moves = self.trained
         if isinstance(self.surface, Surface) and self.surface.together:
             moves = [any(moves)] * len(moves)
         self.without = [param for (param, _), yes in zip(named, moves, strict=True) if not yes]
         chosen = [pair for pair, yes in zip(named, moves, strict=True) if yes]
         for param, name in chosen:
             check_shape(name, param)
-        params, names = [param for param, _ in chosen], [name for _, name in chosen]
-        rest = self.state, momenta, self.lanes
         made: list[Any]
-        if self.ranks is not None:
-            made = self.ranks.bodies(self, chosen, momenta)
-        elif isinstance(self.surface, Surface):
-            found = stacks(params, names, self.surface)
-            made = [Moving(mine, own, *rest, self.surface) for mine, own in found]
+        if self.ranks is None and isinstance(self.surface, Surface):
+            found = stacks([param for param, _ in chosen], [name for _, name in chosen], self.surface)
+            made = [Moving(mine, own, self.state, momenta, self.lanes, self.surface) for mine, own in found]
         else:
-            alike: dict[Any, tuple[list[torch.Tensor], list[str]]] = {}
-            for param, name in chosen:
-                momentum = self.state.get(param, {}).get("momentum")
-                if momentum is not None and momentum.shape != param.shape:
-                    raise replaced(name, param, "momentum", momentum)
-                mine, own = alike.setdefault((param.dtype, param.device), ([], []))
-                mine.append(param)
-                own.append(name)
-            made = [Block(mine, own, *rest) for mine, own in alike.values()]
+            made = self.blocks(chosen, momenta)
         self.momenta = momenta
         self.readable = all(host.reads(body.device) for body in made)
         self.made = made
+
+    def blocks(self, chosen: Sequence[tuple[torch.Tensor, str]], momenta: bool) -> list[Any]:
+        """Parameters and their names as bodies: those that are alike together."""
+        if self.ranks is not None:
+            return self.ranks.bodies(self, chosen, momenta)
+        alike: dict[Any, tuple[list[torch.Tensor], list[str]]] = {}
+        for param, name in chosen:
+            momentum = self.state.get(param, {}).get("momentum")
+            if momentum is not None and momentum.shape != param.shape:
+                raise replaced(name, param, "momentum", momentum)
+            mine, own = alike.setdefault((param.dtype, param.device), ([], []))
+            mine.append(param)
+            own.append(name)
+        return [Block(mine, own, self.state, momenta, self.lanes) for mine, own in alike.values()]
 
     def enter(self, measured: Mapping[str, Any]) -> None:
         """Take this step in the row's metric."""
@@ -261,10 +270,7 @@ class Row:
 
     def twin(self) -> list[tuple[Any, Any]]:
         """Bodies that move copies of the tensors by the same gradients, each with the one it is a copy of."""
-        twins = []
-        for body in self.bodies:
-            twins.append((body.beside([x.detach().clone() for x in body.θ], [p.clone() for p in body.p]), body))
-        return twins
+        return [(body.twin(), body) for body in self.bodies]
 
     def writes(self) -> list[Write]:
         """What the bodies have planned, and the thermostat."""

@@ -195,7 +195,9 @@ def moving(part: Planned, number: torch.Tensor) -> tuple[list[Any], Any, torch.T
         assert group[field] == value
     for s, field in zip(SYMBOLS, NUMERIC, strict=True):
         if s in part.symbols:
-            known[s] = torch.as_tensor(group[field], dtype=wide, device=number.device)
+            value = group[field]  # as_tensor would make a float part of the graph; a sum takes it as an input
+            zero = torch.zeros((), dtype=wide, device=number.device)
+            known[s] = value.to(zero) if isinstance(value, torch.Tensor) else zero + value
     ω = known.get("ω", part.decay)
     name = group["seed"], number
     bodies: list[Any] = [FreeBody(body, name, ω) for body in part.free]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
+from tether.engine import host
 from tether.engine.commit import write
 from tether.ensemble.replicas import Replicas
 from tether.metrics import edges
@@ -22,6 +23,7 @@ from tether.words import parse
 
 if TYPE_CHECKING:
     from tether.engine.blocks import Block
+    from tether.engine.flat import Room
 
 __all__ = ["Factors", "NotHomogeneous", "Path", "exponent", "path_sum"]
 
@@ -91,7 +93,15 @@ class Path(Metric):
             raise MetricError(f"{part}: {self!r} and {row['on']!r} cannot be combined: choose one of metric= and on=")
 
     def measure(self, model: nn.Module) -> dict[str, Factors]:
-        return self.factors(model)
+        """The factors; where the host may not look, γ as the network gives it, in the widest dtype."""
+        named = dict(model.named_parameters())
+        if all(host.reads(w.device) for w in named.values()):
+            return self.factors(model)
+        with torch.inference_mode(False), torch.enable_grad():
+            dense, flows = _derivatives(model, self.p, None)
+        totals = [_total(w, dense.get(w), flows.get(w, [])) for w in named.values()]
+        γ = totals if self.p == 2 else torch._foreach_pow(totals, 2 / self.p)
+        return {name: (one,) for name, one in zip(named, γ, strict=True)}
 
     def enter(self, block: Block, measured: Mapping[str, Factors], whole: bool) -> None:
         """g/γ for g; or, if `whole`, the coordinates √γ θ with g/√γ.
@@ -105,6 +115,11 @@ class Path(Metric):
                 f"{unknown[0]!r} is not a parameter of the measured network: give it an optimizer of its own"
             )
         mine = [measured[name] for name in block.pick(block.names)]
+        if block.room is not None and block.complete:
+            self.enter_together(block, block.room, [γ for (γ,) in mine], whole)
+            return
+        most = torch.finfo(block.dtype).max
+        mine = [tuple(γ if γ.dtype is block.dtype else γ.clamp_max(most).to(block.dtype) for γ in one) for one in mine]
         if not whole:
             block.g = [self.divide(g, factors) for g, factors in zip(block.g, mine, strict=True)]
             return
@@ -121,6 +136,24 @@ class Path(Metric):
             else:  # then the way there and back would leave a rounding error
                 block.after.append(write(torch.div, x, root, out=x))
                 block.after.append(write(torch.where, block.bad, to.detach(), x, out=to))
+
+    def enter_together(self, block: Block, room: Room, γs: list[torch.Tensor], whole: bool) -> None:
+        """The same for all tensors at once, as they lie in the buffers of the block; they end at the largest number."""
+        γ = room.take("γ", γs).clamp_max_(torch.finfo(block.dtype).max)
+        g, nowhere = room.take("g/γ", block.g), γ == 0
+        block.g = room.views["g/γ"]
+        if not whole:
+            g.div_(γ).masked_fill_(nowhere, 0.0)
+            return
+        root = γ.sqrt_().masked_fill_(nowhere, 1.0)
+        g.div_(root).masked_fill_(nowhere, 0.0)
+        home, old = block.θ, room.take("before", block.θ)
+        θ = room.take("√γ θ", block.θ).mul_(root)
+        block.θ = room.views["√γ θ"]
+        block.after.append(write(torch.div, θ, root, out=θ))
+        if block.bad is not None:  # then the way there and back would leave a rounding error
+            block.after.append(write(torch.where, block.bad, old, θ, out=θ))
+        block.after.append(write(torch._foreach_copy_, home, block.θ))
 
     def divide(
         self,
@@ -234,8 +267,6 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     dtype = w.dtype if w.dtype in (torch.float32, torch.float64) else torch.float32
     if dense is None and len(flows) == 1 and len(flows[0]) == 2:
         r, c = flows[0] if p == 2 else (v.pow(2 / p) for v in flows[0])
-        if not w.is_cpu:
-            return balanced(r, c, dtype)
         high, wide = r.max().item(), c.max().item()
         if not high * wide <= torch.finfo(dtype).max:
             raise _too_large(name, high * wide, dtype)
@@ -244,12 +275,7 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
             shift = 2.0 ** round((math.log2(wide) - math.log2(high)) / 2)
             r, c = r * shift, c / shift
         return r.to(dtype).unsqueeze(1), c.to(dtype).unsqueeze(0)
-    total = dense
-    for flow in flows:
-        part = flow[0] if len(flow) == 1 else torch.outer(*flow)
-        total = part if total is None else total + part
-    if total is None:
-        return (torch.zeros_like(w, dtype=dtype, requires_grad=False),)
+    total = _total(w, dense, flows)
     γ = total if p == 2 else total.pow(2 / p)
     if not w.is_cpu:  # the host may not look at it
         return (γ.clamp_max(torch.finfo(dtype).max).to(dtype),)
@@ -259,16 +285,13 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     return (γ.to(dtype),)
 
 
-def balanced(r: torch.Tensor, c: torch.Tensor, dtype: torch.dtype) -> Factors:
-    """A column and a row with the same product and largest entries of one size, found without a look at them.
-
-    Nobody can be told here that the product is out of range; it ends at the largest number instead.
-    """
-    high, wide = (v.max().clamp_min(torch.finfo(v.dtype).tiny) for v in (r, c))
-    shift = torch.exp2(((wide.log2() - high.log2()) / 2).round())  # a power of two costs no digits
-    most = math.sqrt(torch.finfo(dtype).max)
-    r, c = (v.clamp_max(most).to(dtype) for v in (r * shift, c / shift))
-    return r.unsqueeze(1), c.unsqueeze(0)
+def _total(w: torch.Tensor, dense: torch.Tensor | None, flows: list[edges.Flow]) -> torch.Tensor:
+    """∂J/∂|w|^p over all uses of a parameter; 0 where no path leads through it."""
+    total = dense
+    for flow in flows:
+        part = flow[0] if len(flow) == 1 else torch.outer(*flow)
+        total = part if total is None else total + part
+    return torch.zeros_like(w, requires_grad=False) if total is None else total
 
 
 def _too_large(name: str, largest: float, dtype: torch.dtype) -> OverflowError:

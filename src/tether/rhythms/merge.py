@@ -52,9 +52,10 @@ class Merge(Rhythm):
     def copies(self, row: Row, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """The slow copy of a parameter, and its momenta if the word has any."""
         own: dict[str, torch.Tensor] = row.state[param]
-        own.setdefault("slow copy", param.detach().clone())
-        if "p" in row.word.needs:
-            own.setdefault("slow momentum", torch.zeros_like(param, requires_grad=False))
+        if "slow copy" not in own:
+            own["slow copy"] = param.detach().clone()
+        if "p" in row.word.needs and "slow momentum" not in own:
+            own["slow momentum"] = torch.zeros_like(param, requires_grad=False)
         for key in own.keys() & {"slow copy", "slow momentum"}:
             own[key] = own[key].to(param)  # the same tensor, unless the model has changed its precision
         return own
@@ -79,11 +80,10 @@ class Merge(Rhythm):
     def slow_step(self, row: Row, draws: int) -> list[Write]:
         """The step of the slow copy, from the current parameters."""
         twins = []
-        before: list[Write] = []
         for body in row.bodies:
             own = [self.copies(row, owner) for owner in body.pick(body.home)]
             slow = [local(state["slow copy"]) for state in own]
             twins.append(body.beside(slow, [local(state["slow momentum"]) for state in own] if body.p else []))
-            before.append(write(torch._foreach_copy_, slow, body.pick(body.params)))
+            torch._foreach_copy_(slow, body.pick(body.params))  # somebody may have written to them since the last mean
         row.play(row.word.program, times=self.k, bodies=twins, draw=draws)
-        return [*before, *[one for twin in twins for one in twin.writes()]]
+        return [one for twin in twins for one in twin.writes()]

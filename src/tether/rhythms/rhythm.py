@@ -72,6 +72,10 @@ class Rhythm:
         """The writes that undo `rise`."""
         return []
 
+    def notice(self, row: Row) -> list[Write]:
+        """The writes before a checkpoint is made, which forget what was kept of weights that somebody has replaced."""
+        return []
+
     def unload(self, row: Row) -> list[Write]:
         """The writes before a checkpoint replaces the state."""
         return []

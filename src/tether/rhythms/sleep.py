@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tether.engine.commit import commit, local, write
-from tether.noise import bits
+from tether.engine.commit import commit
+from tether.rhythms.bed import Bed, beds
 from tether.rhythms.rhythm import Rhythm, RhythmError, one_gradient, whole_steps
 from tether.surfaces import Surface
 
 if TYPE_CHECKING:
+    import torch
+
     from tether.engine.commit import Write
     from tether.engine.rows import Row
 
@@ -38,13 +39,13 @@ class Sleep(Rhythm):
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
             raise RhythmError(f"asleep={share!r} must be a share of the weights, at least 0 and below 1")
         self.share, self.nap = float(share), whole_steps("", "nap", nap)
-        self._known: dict[Any, list[torch.Tensor]] = {}
+        self._beds: weakref.WeakKeyDictionary[Row, list[Bed]] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Sleep({self.share:g}, nap={self.nap})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"share": self.share, "nap": self.nap, "_known": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sleep, (self.share, self.nap)
 
     def fields(self) -> dict[str, Any]:
         return {"asleep": self.share, "nap": self.nap}
@@ -57,30 +58,22 @@ class Sleep(Rhythm):
                 f"{part}: asleep={self.share} sets weights to 0, which {other!r} does not allow: choose one"
             )
 
-    def masks(self, row: Row, cycle: int) -> list[torch.Tensor]:
-        """A mask for each parameter: True where a weight sleeps in this cycle."""
-        key = (row.group["seed"], cycle, tuple(row.names), tuple([param.device for param in row.group["params"]]))
-        if key not in self._known:
-            masks = []
-            for name, param in zip(row.names, row.group["params"], strict=True):
-                rows, numbers, _ = row.lanes
-                named = row.group["seed"], cycle, f"sleep/{name}", rows, numbers
-                words = bits(param.numel() // rows, *named, device=param.device)
-                mask = (words < self.share * 2**32).view(param.shape)
-                masks.append(mask if row.ranks is None else mask[row.ranks.block(param)])
-            self._known = {key: masks}
-        return self._known[key]
-
     def when(self, row: Row) -> tuple[int, int]:
         """The current cycle, and the step within it."""
         cycle, phase = divmod(row.group["step"], self.nap + 1)
         return cycle, phase
 
-    def sleepers(self, row: Row, cycle: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The trained parameters, each with its mask of sleeping weights."""
-        for param, mask, trained in zip(row.group["params"], self.masks(row, cycle), row.trained, strict=True):
-            if trained:
-                yield param, mask
+    def beds(self, row: Row) -> list[Bed]:
+        """The weights of a row; made anew where parameters or state are others."""
+        found = self._beds.get(row)
+        if found is None or not all(bed.still(row) for bed in found):
+            found = self._beds[row] = beds(row)
+        return found
+
+    def masked(self, row: Row, cycle: int) -> list[tuple[Bed, torch.Tensor]]:
+        """The weights, with a mask of those that sleep in a cycle."""
+        seed = row.group["seed"]
+        return [(bed, bed.mask(seed, cycle, self.share)) for bed in self.beds(row)]
 
     def start(self, row: Row) -> list[Write]:
         """If another optimizer has set some of these weights to 0, it restores them first."""
@@ -99,64 +92,32 @@ class Sleep(Rhythm):
 
     def to_bed(self, row: Row, cycle: int) -> list[Write]:
         """Keep the values of the weights that sleep in a cycle, and set them to 0."""
-        writes: list[Write] = []
-        for (param, mask), own in zip(self.sleepers(row, cycle), self.states(row), strict=True):
-            writes += [
-                write(local(own["held"]).copy_, local(param)),
-                write(local(own["asleep"]).copy_, mask),
-                write(local(param).masked_fill_, mask, 0.0),
-            ]
-        return writes
-
-    def states(self, row: Row) -> list[dict[str, torch.Tensor]]:
-        """For each trained parameter the kept values, and the mask of weights that sleep now."""
-        found = []
-        for param, trained in zip(row.group["params"], row.trained, strict=True):
-            if trained:
-                own = row.state[param]
-                for key in ("held", "asleep"):
-                    if key not in own or own[key].shape != param.shape:
-                        own[key] = torch.zeros_like(param, requires_grad=False)
-                    own[key] = own[key].to(param.device)  # the same tensor, unless the model was moved
-                found.append(own)
-        return found
+        return [one for bed, mask in self.masked(row, cycle) for one in bed.lie_down(mask)]
 
     def rise(self, row: Row) -> list[Write]:
         """Restore the values of sleeping weights."""
-        writes: list[Write] = []
-        params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
-        for param, own in zip(params, self.states(row), strict=True):
-            # the mask is computed during the commit, since earlier writes may change who sleeps
-            here, held, asleep = local(param), local(own["held"]), local(own["asleep"])
-            awake = torch.empty_like(here, dtype=torch.bool)
-            writes += [
-                write(torch.eq, asleep, 0, out=awake),
-                write(torch.where, awake, here, held, out=here),
-                write(asleep.zero_),
-            ]
-        return writes
+        return [one for bed in self.beds(row) for one in bed.rise()]
+
+    def notice(self, row: Row) -> list[Write]:
+        """Nobody sleeps in weights that have been replaced: the values kept for them are of the old ones."""
+        return [one for bed in self.beds(row) for one in bed.replaced()]
 
     def unload(self, row: Row) -> list[Write]:
-        """Restore sleeping weights that are still 0. If they are not 0, new weights have been loaded already."""
-        writes = self.rise(row)
-        params = [param for param, yes in zip(row.group["params"], row.trained, strict=True) if yes]
-        pairs = zip(params, self.states(row), strict=True)
-        still = [not bool((local(own["asleep"]) * local(param)).any()) for param, own in pairs]
-        each = len(writes) // max(len(params), 1)
-        return [one for i, yes in enumerate(still) if yes for one in writes[i * each : (i + 1) * each]]
+        """Restore sleeping weights that have not been replaced."""
+        return [*self.notice(row), *self.rise(row)]
 
     def plan(self, row: Row) -> list[Write]:
-        cycle, phase = divmod(row.group["step"], self.nap + 1)
+        cycle, phase = self.when(row)
         return self.catch_up(row, cycle) if phase == self.nap else self.doze(row, cycle, phase)
 
     def doze(self, row: Row, cycle: int, phase: int) -> list[Write]:
         """A step of all weights that do not sleep; after the last one of a cycle the others are restored."""
         kept: list[Write] = []
-        for param, mask in self.sleepers(row, cycle):
-            for x in (param, row.state[param].get("momentum")):
-                if x is not None:
-                    here = local(x).detach()
-                    kept.append(write(torch.where, mask, here.clone(), here, out=here))
+        for bed, mask in self.masked(row, cycle):
+            owners, momenta = bed.momenta()
+            kept += bed.instead("θ", mask, bed.home, bed.params, bed.params)
+            if momenta:
+                kept += bed.instead("p", mask, owners, momenta, momenta)
         row.play(row.word.program)
         return [*row.writes(), *kept, *(self.rise(row) if phase == self.nap - 1 else [])]
 
@@ -167,11 +128,12 @@ class Sleep(Rhythm):
         row.play(row.word.program, times=self.nap, bodies=[body for body, _ in longer])
         for body, _ in longer:
             commit(body.writes())
-        masks = {id(param): mask for param, mask in zip(row.group["params"], self.masks(row, cycle), strict=True)}
+        masked = self.masked(row, cycle)
         slept: list[Write] = []
         for body, of in longer:
-            for i, (param, owner) in enumerate(zip(of.pick(of.params), of.pick(of.home), strict=True)):
-                slept.append(write(torch.where, masks[id(owner)], body.θ[i], param, out=param))
-                if of.p:
-                    slept.append(write(torch.where, masks[id(owner)], body.p[i], of.p[i], out=of.p[i]))
+            owners = of.pick(of.home)
+            bed, mask = next(pair for pair in masked if pair[0].holds(owners[0]))
+            slept += bed.instead("θ", mask, owners, of.pick(of.params), body.θ)
+            if of.p:
+                slept += bed.instead("p", mask, owners, of.p, body.p)
         return [*row.writes(), *slept, *self.to_bed(row, cycle + 1)]

@@ -16,9 +16,8 @@ __all__ = ["Orthogonal", "polar", "polar_by_products"]
 
 LONG = 256  # from so many rows on, sums are in double precision: of the squares, which do not cancel,
 NARROW = 16  # and, up to so many columns, of all products
-SLOWEST = 0.7  # the iteration is given up if the excess does not shrink by this factor
+SLOWEST = 0.7  # the slowest contraction that the number of iterations provides for
 LOOSE = 1e-2  # of |QᵀQ/c² − I|: with a fixed number of iterations, weights as near as this are left as they are
-HALF = 0.5  # the slowest contraction that a fixed number of iterations provides for
 FLATTEST = 1e-4  # the smallest singular value, relative to the largest, that `polar_by_products` provides for
 
 
@@ -160,7 +159,8 @@ class Orthogonal(Surface):
 
         Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I). One iteration leaves an excess with entries of at most a(2v + a), with a the
         longest row of Λ and v the longest column of (Q − Q_n)/c. If that is below the tolerance, the Gram matrix of the
-        last iterate is not needed. If the iteration does not contract, the polar factor is taken instead.
+        last iterate is not needed. Matrices that are not there after `most` iterations take the polar factor instead;
+        the excess of some grows, and nobody waits for them.
         """
         if self.fixed is not None:
             return self.iterate(point, start, self.fixed)
@@ -173,7 +173,7 @@ class Orthogonal(Surface):
         v = self.longest(point - start) / self.scale
         normal: torch.Tensor | None = None
         q, before = point, torch.full((), math.inf, device="cpu")
-        for _ in range(self.iterations):
+        for _ in range(self.most(point.dtype)):
             Λ = self.excess(q, 0.5)
             rows = Λ.square().sum(-1).amax(-1).sqrt_()
             a = rows.amax().item()
@@ -182,17 +182,20 @@ class Orthogonal(Surface):
             size = 2 * max(map(abs, torch.stack(torch.aminmax(Λ)).tolist())) if tolerance < 2 * a < 1e-3 else 2 * a
             if normal is not None and size <= 2 * tolerance:
                 return q, normal
-            if not a < SLOWEST * before.amax().item():
+            if not a < before.amax().item():
                 if a <= floor and normal is not None:
                     return q, normal
-                return self.apart(point, start, ~(rows < SLOWEST * before) & ~(rows <= floor))
+                return self.apart(point, start, ~(rows < before) & ~(rows <= floor))
             step = start @ Λ
             q = q - step
             normal = step if normal is None else normal.add_(step)
             if size <= tolerance or a * (2 * v + a) <= tolerance:
                 return q, normal
             v, before = v + a, rows
-        return self.apart(point, start, rows > floor)
+        hard = self.missed(q)
+        if bool(hard.any()):
+            return self.apart(point, start, hard.view(-1))
+        return q, point - q
 
     def iterate(self, point: torch.Tensor, start: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The lines of Algorithm 1: for k = 0 to K − 1, Q ← Q − ½ Q_n (QᵀQ/c² − I)."""
@@ -206,22 +209,32 @@ class Orthogonal(Surface):
             )
         return q, point - q
 
-    def solve_by_count(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same without a look at any number: so many iterations as are always enough, then a choice by a mask.
+    def most(self, dtype: torch.dtype) -> int:
+        """How many iterations there are for a matrix before it takes the polar factor, on every device.
 
         With c = 1, E = QᵀQ − I, Λ = E/2 and D = Q − Q_n, an iteration leaves E' = Λ² − DᵀQ_nΛ − ΛQ_nᵀD, so that
-        ‖E'‖ ≤ (‖D‖ + ‖E‖/4)‖E‖. A step along Σ of length ‖D‖ = d begins with ‖E‖ = d². If the factor is at most ½, a
-        tolerance t is reached after log₂(1/t) iterations: 22 in float32, 45 in float64. Matrices that are not there by
-        then take the polar factor, and one that has none, or is not finite, stays where it was.
+        ‖E'‖ ≤ (‖D‖ + ‖E‖/4)‖E‖. A step along Σ of length ‖D‖ = d begins with ‖E‖ = d². If the factor is at most 0.7, a
+        tolerance t is reached after log(1/t)/log(1/0.7) iterations: 43 in float32, 60, the default bound, in float64.
         """
-        tolerance = self.tolerance_for(point.dtype)
-        limit = max(4 * tolerance, 4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1]))
+        enough = math.log(min(self.tolerance_for(dtype), SLOWEST)) / math.log(SLOWEST)
+        return min(self.iterations, math.ceil(enough))
+
+    def missed(self, q: torch.Tensor) -> torch.Tensor:
+        """Which matrices are not on Σ."""
+        limit = max(4 * self.tolerance_for(q.dtype), 4 * torch.finfo(q.dtype).eps * math.sqrt(q.shape[-1]))
+        return ~(self.excess(q).abs().amax((-2, -1), keepdim=True) <= limit)
+
+    def solve_by_count(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same without a look at any number: all iterations, then a choice by a mask.
+
+        A matrix that has no polar factor, or is not finite, stays where it was.
+        """
         q = point
-        for _ in range(min(self.iterations, math.ceil(math.log(min(tolerance, HALF)) / math.log(HALF)))):
+        for _ in range(self.most(point.dtype)):
             q = q - start @ self.excess(q, 0.5)
-        hard = ~(self.excess(q).abs().amax((-2, -1), keepdim=True) <= limit)
+        hard = self.missed(q)
         nearest = self.scale * polar_by_products(point, self.product)
-        found = self.excess(nearest).abs().amax((-2, -1), keepdim=True) <= limit
+        found = ~self.missed(nearest)
         q = torch.where(hard, torch.where(found, nearest, start), q)
         if not torch.compiler.is_compiling():
             self.count(hard)

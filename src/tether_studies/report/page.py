@@ -32,6 +32,7 @@ def html(found: list[Result]) -> str:
 def _front(found: list[Result]) -> str:
     count = Counter(claim["verdict"] for result in found for claim in result["claims"] if result["scale"] != "quick")
     badges = " ".join(f"{_badge(verdict)} {n}" for verdict, n in count.most_common())
+    early = sum(claim["provisional"] for result in found for claim in result["claims"] if result["scale"] != "quick")
     hours = sum(result["seconds"] for result in found) / 3600
     where = found[0]["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
@@ -40,6 +41,8 @@ def _front(found: list[Result]) -> str:
     return f"""<section id=front>
 <h1>The papers, reproduced</h1>
 <p>{len(found)} studies, {sum(len(result["claims"]) for result in found)} claims. {badges}</p>
+<p class=small>Verdicts are by Student's t at 5 %, two-sided, run by run; {early} of them are provisional, from
+fewer than four runs.</p>
 <p class=small>{escape(" to ".join(dict.fromkeys((dates[0], dates[-1]))))}; {hours:.1f} hours of computing on one thread
 each; {escape(where.get("processor") or where.get("system", ""))}, python {escape(where.get("python", ""))},
 {escape(versions)}.</p>
@@ -54,14 +57,21 @@ each; {escape(where.get("processor") or where.get("system", ""))}, python {escap
 def _claim_row(result: Result, claim: dict[str, Any]) -> str:
     cells = {"study": f'<a href="#{escape(result["name"])}">{escape(result["name"])}</a>'}
     cells |= {"claim": escape(claim["text"])} | {key: escape(claim[key]) for key in ("published", "measured")}
-    cells |= {"verdict": _badge(claim["verdict"], result["scale"]), "scale": escape(scale_of(result))}
+    cells |= {
+        "verdict": _badge(claim["verdict"], result["scale"], claim["provisional"]),
+        "scale": escape(scale_of(result)),
+    }
     cells["time"] = _time(result["seconds"])
     return "<tr>" + "".join(f'<td data-label="{label}">{cell}' for label, cell in cells.items())
 
 
-def _badge(verdict: str, scale: str = "default") -> str:
+def _verdict(result: Result, claim: dict[str, Any]) -> str:
+    return _badge(claim["verdict"], result["scale"], claim["provisional"])
+
+
+def _badge(verdict: str, scale: str = "default", provisional: bool = False) -> str:
     kind = "quick" if scale == "quick" else KINDS.get(verdict, "other")
-    return f'<span class="badge {kind}">{escape(verdict)}</span>'
+    return f'<span class="badge {kind}">{escape(verdict)}{", provisional" if provisional else ""}</span>'
 
 
 def _time(seconds: float) -> str:
@@ -70,7 +80,7 @@ def _time(seconds: float) -> str:
 
 def _page(result: Result) -> str:
     claims = "".join(
-        f"<li>{_badge(claim['verdict'], result['scale'])} <strong>{escape(claim['text'])}</strong>"
+        f"<li>{_verdict(result, claim)} <strong>{escape(claim['text'])}</strong>"
         f"<br>published: {escape(claim['published'])}<br>measured: {escape(claim['measured'])}"
         + (f"<br><span class=small>{escape(claim['evidence'])}</span>" if claim["evidence"] else "")
         for claim in result["claims"]

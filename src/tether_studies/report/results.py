@@ -63,6 +63,7 @@ def _read(path: Path) -> Result:
     found["seconds"] = float(found["seconds"])
     for claim in found["claims"]:
         _check("a claim", claim, CLAIM)
+        claim["provisional"] = bool(claim.get("provisional"))
     for table in found["tables"]:
         _check("a table", table, TABLE)
         if not all(isinstance(row, list) for row in table["rows"]):

@@ -20,7 +20,7 @@ def every_claim(found: list[Result]) -> str:
     lines = ["| study | claim | published | measured | |", "|---|---|---|---|---|"]
     for result in decisive(found):
         for claim in result["claims"]:
-            cells = (result["name"], claim["text"], claim["published"], claim["measured"], _bold(claim["verdict"]))
+            cells = (result["name"], claim["text"], claim["published"], claim["measured"], _verdict(claim))
             lines.append(_row(cells))
     return "\n".join(lines)
 
@@ -31,6 +31,8 @@ def what_holds(found: list[Result]) -> str:
     for result in decisive(found):
         count = Counter(claim["verdict"] for claim in result["claims"])
         verdicts = ", ".join(f"{count[verdict]} {_bold(verdict)}" for verdict in VERDICTS if count[verdict])
+        early = sum(claim["provisional"] for claim in result["claims"])
+        verdicts += f" ({'all' if early == len(result['claims']) else early} provisional)" if early else ""
         lines.append(_row((f"`{result['name']}`", f"{result['title']} ({result['source']})", verdicts)))
     return "\n".join(lines)
 
@@ -38,6 +40,10 @@ def what_holds(found: list[Result]) -> str:
 def decisive(found: list[Result]) -> list[Result]:
     """Without quick runs, which show that a program works and nothing else, and without those of a changed config."""
     return [result for result in found if result["scale"] != "quick" and not result["changes"]]
+
+
+def _verdict(claim: dict[str, Any]) -> str:
+    return _bold(claim["verdict"]) + (" (provisional)" if claim["provisional"] else "")
 
 
 def _bold(verdict: str) -> str:
