@@ -1,8 +1,8 @@
 """The letters: each is one sub-step of the dynamics, written as its equation.
 
-A letter is a pure function. The names of its arguments say what it needs, its decorator says what it
-changes, and it returns the new value of that. It works on plain tensors (the reference), and on the
-formal sums of `sums.py`, which turn the same line into a few fused calls over a whole part.
+A letter is a pure function. The names of its arguments say what it needs (what it can do without has a default), its
+decorator says what it changes, and it returns the new value of that. It works on plain tensors (the reference), and on
+the formal sums of `sums.py`, which turn the same line into a few fused calls over a whole part.
 
 =======  ==========================================================  =======================
 symbol   meaning                                                     field of `Part`
@@ -53,6 +53,7 @@ class Letter:
     flow: bool
     scalars: tuple[str, ...]
     limit: str = ""
+    options: tuple[str, ...] = ()  # symbols that it can do without: arguments with a default
 
     @property
     def kicks(self) -> bool:
@@ -68,6 +69,10 @@ class Letter:
     def equation(self) -> str:
         """The first line of its docstring."""
         return (inspect.getdoc(self.map) or "").partition("\n")[0]
+
+    def at(self, value: Callable[[str], Any]) -> Any:
+        """The map, with the value of each symbol."""
+        return self.map(*[value(s) for s in self.needs], **{s: value(s) for s in self.options})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.map(*args, **kwargs)
@@ -90,14 +95,16 @@ def letter(*changes: str, flow: bool = True, limit: str = "") -> Callable[[Calla
             raise ValueError(f"a letter is a single capital, got {name!r}: rename the function, e.g. `def G(p, h)`")
         if name in LETTERS:
             raise ValueError(f"the letter {name} exists already ({LETTERS[name].equation}): choose another capital")
-        needs = tuple(inspect.signature(function).parameters)
-        for symbol in (*needs, *changes):
+        given = inspect.signature(function).parameters.values()
+        needs = tuple(one.name for one in given if one.default is one.empty)
+        options = tuple(one.name for one in given if one.default is not one.empty)
+        for symbol in (*needs, *options, *changes):
             if symbol not in SYMBOLS:
                 raise ValueError(f"letter {name}: unknown symbol {symbol!r}; a letter may use {', '.join(SYMBOLS)}")
         if not changes or not set(changes) <= {"θ", "p", "ξ"}:
             raise ValueError(f"letter {name} changes {changes}: say which of θ, p, ξ, e.g. @letter('p')")
-        scalars = tuple(symbol for symbol in needs if symbol in SCALARS)
-        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars, limit)
+        scalars = tuple(symbol for symbol in (*needs, *options) if symbol in SCALARS)
+        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars, limit, options)
         return LETTERS[name]
 
     return register

@@ -57,6 +57,11 @@ class Word:
         return not self.program
 
     @cached_property
+    def uses(self) -> frozenset[str]:
+        """What it needs, and what it can do without."""
+        return self.needs.union(symbol for name in self.text for symbol in LETTERS[name].options)
+
+    @cached_property
     def kinetic(self) -> bool:
         """Does a kick act on momenta, so that there is a kinetic temperature?"""
         return any(LETTERS[name].kicks and not LETTERS[name].moves for name in self.text)
@@ -119,7 +124,7 @@ def _parse(word: str) -> Word:
 def _on_clock(word: Word, every: int, due: bool, drift: bool) -> tuple[Beat, ...]:
     written = [beat for stage in word.stages for beat in stage]
     head = list(written)
-    while head and {"θ", "p"} <= set(LETTERS[head[-1].letter].needs) <= {"θ", "p", "h", "m"}:
+    while head and set(LETTERS[head[-1].letter].needs) == {"θ", "p", "h"}:
         head.pop()
     tail = written[len(head) :]
     if not drift or not tail or any(LETTERS[beat.letter].moves for beat in head):

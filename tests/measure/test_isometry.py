@@ -14,10 +14,10 @@ def deep(depth, width=6, gain=1.0, nonlinear=nn.Identity, seed=0):
     torch.manual_seed(seed)
     layers = []
     for _ in range(depth):
-        linear = nn.Linear(width, width, bias=False)
+        linear = nn.Linear(width, width, bias=False, dtype=torch.float64)
         nn.init.orthogonal_(linear.weight, gain)
         layers += [linear, nonlinear()]
-    return nn.Sequential(*layers).double()
+    return nn.Sequential(*layers)
 
 
 @pytest.fixture(autouse=True)

@@ -88,14 +88,15 @@ EVERY = [("BAOAB", {}), ("OBABO", {}), ("BACDEDCAB", {"noise": 0.3}), ("BAFEFAB"
 @pytest.mark.parametrize("mass", [MIXED, 2.5], ids=["each", "one"])
 def test_the_engines_agree(word, more, dtype, mass):
     fields = used(word, friction=0.5 * MIXED, temperature=0.05) | more | {"mass": mass}
-    parts = [tether.Part("0.weight", mass=1.0, friction=1.0), tether.Part("*")]
+    parts = [tether.Part("0.weight", mass=1.0, **used(word, friction=1.0)), tether.Part("*")]
     found = []
     for foreach in (None, False):
         net = network(dtype)
         opt = tether.Optimizer(net, parts, lr=0.1, word=word, foreach=foreach, **fields)
         found.append((trained(net, opt), opt.temperature()["*"]))
     (one, hot), (other, warm) = found
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-12 if dtype is torch.float64 else 2e-5)
+    fine = dtype is torch.float64
+    torch.testing.assert_close(one, other, rtol=1e-12 if fine else 1e-4, atol=1e-12 if fine else 1e-5)
     assert hot == pytest.approx(warm, rel=1e-3)
 
 
@@ -212,7 +213,7 @@ def test_a_shape_that_may_mean_replicas_or_entries_is_refused_with_both_ways_out
         ({"mass": torch.ones(2, 2, dtype=torch.int64)}, "must hold real numbers"),
         ({"mass": torch.ones(4, 3), "on": tether.Orthogonal()}, "entries do not move by themselves"),
         ({"mass": torch.ones(3), "metric": tether.Path()}, "so does the metric"),
-        ({"lr": torch.ones(4, 3)}, "lr=.* is not a number"),
+        ({"lr": torch.ones(4, 3)}, "is not a number; lr must be finite"),
     ],
 )
 def test_what_is_refused(fields, match):
@@ -310,24 +311,24 @@ def test_nose_hoover_conserves_its_energy_to_second_order(mass):
     # pᵀp/2m + U + ξ²/2ε + Nτ∫ξ dt
     errors = []
     for h in (0.1, 0.05):
-        q, p, ξ, integral = nose_hoover(h, round(200 / h), 0.5, mass=mass).T
+        q, p, ξ, integral = nose_hoover(h, round(60 / h), 0.5, mass=mass).T
         energy = p**2 / (2 * mass) + q**2 / 2 + ξ**2 / (2 * 0.5) + integral
         errors.append(np.abs(energy - 1.6**2 / 2).max())
         half = len(energy) // 2
-        assert abs(energy[half:].mean() - energy[:half].mean()) < 0.05 * errors[-1]  # no drift
+        assert abs(energy[half:].mean() - energy[:half].mean()) < 0.2 * errors[-1]  # no drift
     assert errors[0] < 0.02
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
 
 
 def test_nose_hoover_alone_does_not_sample_the_harmonic_well_and_noise_mends_it():
     # Gibbs: q² + p² < 0.3 with probability 1 − e^{−0.15} = 0.139
-    q, p, _, _ = nose_hoover(0.1, 20_000, 0.1).T
+    q, p, _, _ = nose_hoover(0.1, 5000, 0.1).T
     assert (p**2).mean() == pytest.approx(1, rel=0.05)  # the kinetic temperature is right
     assert (q**2 + p**2).min() > 0.3  # and yet the orbit stays on a torus around the origin
     x = nn.Parameter(torch.full((400,), 1.6, dtype=torch.float64))
     opt = tether.Optimizer([("x", x)], lr=0.1, word="BACDEDCAB", coupling=0.1 / 400, temperature=1.0, noise=1.0)
     inside = []
-    for step in range(1500):
+    for step in range(900):
         x.grad = x.detach().clone()
         opt.step()
         if step >= 300 and step % 10 == 0:

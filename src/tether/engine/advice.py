@@ -71,7 +71,7 @@ def warn_unused(shared: Mapping[str, Any], rows: Sequence[Any], groups: Sequence
 
     A zero does not warn: no friction, no noise is what such a word has.
     """
-    needs = [parse(group["word"]).needs for group in groups]
+    needs = [parse(group["word"]).uses for group in groups]
     words = ", ".join(dict.fromkeys(repr(group["word"]) for group in groups))
     found = [_unused(field, value, words) for field, value in shared.items() if _idle(field, value, *needs)]
     for row, group, own in zip(rows, groups, needs, strict=True):

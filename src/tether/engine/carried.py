@@ -105,7 +105,7 @@ class Carried:
         each = {s: self.number(c, like) if per_replica(c) or isinstance(c, Formula) else c for s, c in scalars.items()}
         p = self.vector() if letter.moves else self.m  # on a curve momenta are numbers along it
         values = {**each, "θ": θ, "p": p, "g": g, "g0": self.g0, "R": R}
-        result = letter.map(*(values[s] for s in letter.needs))
+        result = letter.at(values.__getitem__)
         results = dict(zip(letter.changes, result if len(letter.changes) > 1 else (result,), strict=True))
         if "p" in results:
             self.m = self.surface.tangent(self.x, results["p"]) if letter.moves else results["p"]

@@ -127,7 +127,7 @@ class Flat:
             s: self.column(c) if isinstance(c, Formula) else c.view(-1, 1).to(self.values["θ"]) if per_replica(c) else c
             for s, c in scalars.items()
         }
-        result = letter.map(*(self.vector(s, draw) if s in vectors else known[s] for s in letter.needs))
+        result = letter.at(lambda s: self.vector(s, draw) if s in vectors else known[s])
         results = result if len(letter.changes) > 1 else (result,)
         for symbol, value in zip(letter.changes, results, strict=True):
             self.values[symbol] = value.to(self.values["θ"].dtype)

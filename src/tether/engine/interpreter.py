@@ -149,7 +149,7 @@ def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name, p2: torch.T
     if p2 is not None:
         known["p2"] = like(ξ, p2)
     if letter.changes == ("ξ",):
-        return letter.map(*[known[s] for s in letter.needs])
+        return letter.at(known.__getitem__)
     for body in bodies:
         body.apply(letter, known, name, piece.draw)
     return ξ

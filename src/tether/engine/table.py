@@ -36,7 +36,7 @@ def table(
     """One line per part; a dot where a field does not enter the part's word."""
     rows = [["part", "parameters", "word", "on", *(column for column, _, _ in COLUMNS), *CLOCKS]]
     for label, group in zip(labels, groups, strict=True):
-        needs = parse(group["word"]).needs
+        needs = parse(group["word"]).uses
         numbers = [_shown(group, field) if symbol in needs else "·" for _, field, symbol in COLUMNS]
         on = "·" if group["on"] == "Free()" else group["on"]
         label = label if len(label) <= 32 or "|" not in label else f"{label.split('|')[0]}|…|{label.split('|')[-1]}"
