@@ -118,7 +118,7 @@ def check(row: Mapping[str, Any]) -> None:
     parse(row["word"])
     for name in NUMERIC:
         if name in ENTRYWISE and isinstance(row[name], torch.Tensor) and row[name].dim() > 1:
-            entries(where, name, row[name])
+            entrywise(where, name, row[name])
         else:
             number(where, name, row[name], replicas=None, **RULES.get(name, {}))
     number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
@@ -193,7 +193,7 @@ def number(
     return x
 
 
-def entries(where: str, name: str, value: torch.Tensor) -> torch.Tensor:
+def entrywise(where: str, name: str, value: torch.Tensor) -> torch.Tensor:
     """A tensor with a number for each entry of a parameter. Raises if one of them is not in range."""
     if not value.is_floating_point() or not value.numel():
         raise TypeError(

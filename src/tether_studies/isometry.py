@@ -1,3 +1,5 @@
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,16 +17,16 @@ from tether_studies.orthogonality import METHODS, NODES, SPIRAL, network
 START = {"SGD": 1 / 6, "SGD, orthogonal start": 1 / 2}  # of mean σ², for each ReLU layer
 
 
-def hidden_map(net: nn.Module, hidden: int) -> nn.Module:
+def hidden_map(net: nn.Sequential, hidden: int) -> nn.Module:
     """From the first hidden layer to the last: (F W) … (F W), NODES × NODES."""
-    return net[2 : 2 * hidden]  # type: ignore[index,no-any-return]
+    return net[2 : 2 * hidden]
 
 
 def looked_at(nets: tether.Replicas, hidden: int, x: torch.Tensor, y: torch.Tensor, points: int) -> Results:
-    """Of every network: mean σ² of the hidden map, its root for a layer, and the norm of the gradient of the first weight."""
+    """Of every network: mean σ² of the hidden map, its root for a layer, the norm of the first weight's gradient."""
     squares, norms = [], []
     for i in range(len(x)):
-        net = nets[i]
+        net: Any = nets[i]
         with torch.no_grad():
             inner = net[:2](x[i, :points])
         found = measure.jacobian_spectrum(hidden_map(net, hidden), inner)
@@ -64,13 +66,8 @@ class Isometry(Experiment):
     points: int = at(16, quick=4, full=64)  # of the data, at which Jacobians are taken
 
     def run(self, lab: Lab) -> Results:
-        return lab.pieces(
-            {
-                (str(hidden), name): lambda hidden=hidden, name=name: self.piece(name, hidden, lab)
-                for hidden in self.depths
-                for name in METHODS
-            }
-        )
+        names = product(self.depths, METHODS)
+        return lab.pieces({(str(hidden), name): partial(self.piece, name, hidden, lab) for hidden, name in names})
 
     def piece(self, name: str, hidden: int, lab: Lab) -> Results:
         """Train a network on each of so many spirals, and look at it."""

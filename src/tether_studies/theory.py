@@ -68,7 +68,7 @@ def partitioned(method: str, h: float) -> np.ndarray:
     def step(state: np.ndarray) -> np.ndarray:
         net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
         opt = getattr(tether.methods, method)(net, lr=h)
-        first, second = net[0].weight, net[1].weight
+        first, second = net.parameters()
         first.grad, second.grad = torch.zeros_like(first), torch.zeros_like(second)
         opt.step()
         first.data.fill_(state[0])

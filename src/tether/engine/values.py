@@ -10,7 +10,7 @@ import torch
 
 from tether.engine import host
 from tether.engine.formulas import ENTRIES
-from tether.part import ENTRYWISE, NUMERIC, RULES, entries, number
+from tether.part import ENTRYWISE, NUMERIC, RULES, entrywise, number
 from tether.words import Word
 
 __all__ = ["SYMBOLS", "entries_in", "for_entries", "noisy", "symbols", "zero"]
@@ -59,7 +59,7 @@ def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict
             if for_entries(name, value, replicas):
                 kept = known.get(name)
                 if kept is None or kept[0] is not value or kept[1] != value._version:
-                    known[name] = (entries(f"part {where!r}", name, value), value._version)
+                    known[name] = (entrywise(f"part {where!r}", name, value), value._version)
                 given.append(ENTRIES["γ" if name == "friction" else "m"])
             elif isinstance(value, torch.Tensor) and (value.dim() or not host.reads(value.device)):
                 device = group["params"][0].device if group["params"] else value.device
