@@ -77,7 +77,7 @@ def plan(opt: Optimizer) -> Plan | None:
 
 
 def traceable(row: Row) -> bool:
-    """Has the part one gradient for a step, no metric, rhythm or field of entries, and a surface that looks at nothing?"""
+    """Has the part one gradient for a step, no metric, rhythm or field of entries, a surface that looks at nothing?"""
     plain = row.rhythm == Always() and row.metric is None and not row.word.needs_closure
     looks = isinstance(row.surface, Surface) and row.surface.looks
     return plain and not looks and not row.group["stopped"] and not row.entries
