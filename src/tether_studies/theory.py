@@ -12,6 +12,7 @@ from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, 
 from tether_studies.judges import every, near, plus_minus, yes
 
 COUPLED = torch.tensor([[1.0, 0.4], [0.4, 0.8]], dtype=torch.float64)  # the Hessian of a quadratic loss in two layers
+STEP = 0.005  # of a relaxation time
 NOTE = "Ric = 0 on a circle and the mean of U″ is 0, so that no ρ > 0 satisfies CD(ρ, ∞)"
 
 
@@ -121,7 +122,7 @@ class Theory(Experiment):
     """what can be computed of constrained diffusions, and of DHSGD, is what the methods do
 
     Without a force ⟨q(t)⟩ on a surface of constant mean curvature decays as e^{−λt} with a known λ. The step is X with
-    projection; relaxation is followed for a time 1/λ in steps of 0.01/λ, so that its bias is below 1 %. The variance of
+    projection; relaxation is followed for a time 1/λ in steps of 0.005/λ, so that its bias is below 1 %. The variance of
     averages is that of starts in equilibrium. Drifts of the projected scheme are exact integrals over the noise,
     eigenvalues of steps are read off the optimizer.
 
@@ -145,9 +146,9 @@ class Theory(Experiment):
         the fixed points of both are stationary points of the loss | 3.3.2: fixed points are stationary points
     """
     copies: int = at(4000, quick=200, full=40_000)  # diffusing points of each run
-    matrices: int = at(400, quick=40, full=4000)
+    matrices: int = at(1600, quick=40, full=4000)
     runs: int = at(8, quick=2, full=16)
-    steps: int = at(100, quick=20)  # of 0.01/λ each
+    steps: int = at(200, quick=20)  # of 0.005/λ each
     lengths: int = at(2000, quick=100, full=5000)  # steps of an average, each of 0.05/λ
 
     def run(self, lab: Lab) -> Results:
@@ -170,20 +171,20 @@ class Theory(Experiment):
         λ = sphere_rate(n, r, τ)
         start = torch.zeros(self.runs * self.copies, n)
         start[:, 0] = r
-        points = diffused(Sphere(r, slack=False), start, 0.01 / λ, τ, self.steps, seed)
-        return self.relaxed((q[:, 0].view(self.runs, -1).mean(1) / r for q in points), λ, 0.01 / λ)
+        points = diffused(Sphere(r, slack=False), start, STEP / λ, τ, self.steps, seed)
+        return self.relaxed((q[:, 0].view(self.runs, -1).mean(1) / r for q in points), λ, STEP / λ)
 
     def matrix(self, r: int, s: int, seed: int) -> Results:
         λ, τ = stiefel_rate(r, s, 1.0), 1.0
         start = torch.eye(r, s).expand(self.runs * self.matrices, r, s)
-        points = diffused(Orthogonal(), start, 0.01 / λ, τ, self.steps, seed, batch_dims=1)
+        points = diffused(Orthogonal(), start, STEP / λ, τ, self.steps, seed, batch_dims=1)
         traces = (q.diagonal(dim1=1, dim2=2).mean(1).view(self.runs, -1).mean(1) for q in points)
-        return self.relaxed(traces, λ, 0.01 / λ)
+        return self.relaxed(traces, λ, STEP / λ)
 
     def circle(self, seed: int) -> Results:
         """θ starts at 0, the bottom, and is wherever its slack ξ says: ⟨ξ⟩ decays, and θ² = r² − ξ²."""
         r, τ = 0.5, 0.1
-        λ, h = τ / r**2, 0.01 * r**2 / τ
+        λ, h = τ / r**2, STEP * r**2 / τ
         q = nn.Parameter(torch.zeros(self.runs * self.copies))
         opt = tether.Optimizer([("q", q)], lr=h, temperature=τ, on=Circle(r), seed=seed)
         q.grad = torch.zeros_like(q)
