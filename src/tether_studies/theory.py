@@ -122,8 +122,8 @@ class Theory(Experiment):
     """what can be computed of constrained diffusions, and of DHSGD, is what the methods do
 
     Without a force ⟨q(t)⟩ on a surface of constant mean curvature decays as e^{−λt} with a known λ. The step is X with
-    projection; relaxation is followed for a time 1/λ in steps of 0.005/λ, so that its bias is below 1 %. The variance of
-    averages is that of starts in equilibrium. Drifts of the projected scheme are exact integrals over the noise,
+    projection; relaxation is followed for a time 1/λ in steps of 0.005/λ, so that its bias is below 1 %. The variance
+    of averages is that of starts in equilibrium. Drifts of the projected scheme are exact integrals over the noise,
     eigenvalues of steps are read off the optimizer.
 
     In (4.11) and (4.20) the exponent −2Lt/β is half of what (4.39) gives for the square: both are bounds, and the
