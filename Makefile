@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded weights finetune format clean
+.PHONY: setup demo test lint types unit sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded bench-explore weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -14,7 +14,7 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	@echo "== making $(VENV) (about a minute)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,clients,cluster,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,clients,cluster,explore,notebook,dev]"
 	@touch $@
 
 # A hundred runs of six dynamics, and one line changed in a deep network. Two runs of the latter keep it below two minutes.
@@ -61,6 +61,10 @@ bench-path: setup
 
 bench-sharded: setup
 	$(BIN)/python benchmarks/sharded.py
+
+# Needs Debian's chromium.
+bench-explore: setup
+	$(BIN)/python benchmarks/explore.py
 
 # Without its dependencies: backpack would bring a torchvision that torch's CPU build cannot load.
 bench-measure: setup

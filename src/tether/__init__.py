@@ -19,6 +19,7 @@ from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
 from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
 from tether.surfaces.soft import orthogonal_penalty, soft
+from tether.window.notebook import explore
 
 __all__ = [
     "Circle",
@@ -41,6 +42,7 @@ __all__ = [
     "constrain",
     "data",
     "decay_groups",
+    "explore",
     "hamiltonian",
     "letters",
     "measure",

@@ -28,6 +28,7 @@ from tether.noise import STREAM
 from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
 from tether.rhythms import SHORT, rhythm_of
 from tether.rhythms.waiting import give_back, left_waiting
+from tether.sharded.exchanged import follow
 from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
@@ -45,6 +46,7 @@ def untraced() -> Callable[..., Any]:
 
 def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
     """Read the table and step by it."""
+    opt.settle()
     for row in opt.rows:
         row.read()
     if opt.awakened or opt.released or opt.alone or opt.verdict is not None or opt.plan is not None:
@@ -201,6 +203,12 @@ class Optimizer(torch.optim.Optimizer):
         commit(row.rhythm.start(row))
         weakref.finalize(self, row.dismiss).atexit = False
 
+    def settle(self) -> None:
+        """Follow those who have put other parameters in the place of the first ones, as Accelerate does."""
+        if any(row.given is not row.group["params"] for row in self.rows):
+            follow(self)
+            steps.set_clock(self)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
         return self.advance(closure)
@@ -221,6 +229,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _init_group(self) -> bool:
         """Can the step be traced? By this name torch.compile calls it as it is, while it traces the rest."""
+        self.settle()
         with torch.no_grad():
             found = traced.plan(self)
         if found is None:
@@ -243,6 +252,7 @@ class Optimizer(torch.optim.Optimizer):
         Slow parameters ask for gradients again and sleeping weights have their values. The next step takes up the
         rhythm where it was.
         """
+        self.settle()
         for row in self.rows:
             row.let_go()
         self.released = True
@@ -254,6 +264,7 @@ class Optimizer(torch.optim.Optimizer):
         For evaluating or saving a network with `asleep` parts in the middle of a run:
         ``with opt.awake(): test(model)``.
         """
+        self.settle()
         if self.released:
             yield
             return
@@ -274,11 +285,13 @@ class Optimizer(torch.optim.Optimizer):
         OBABO and ABOBA it is after a half kick, where ⟨p²⟩ = τ/(1 − h²/4) on a unit harmonic well. nan for
         overdamped parts, which have no momenta.
         """
+        self.settle()
         return temperatures(self)
 
     @torch.no_grad()
     def violation(self) -> Any:
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
+        self.settle()
         return largest_violation(self)
 
     @property
@@ -299,6 +312,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, to be saved by torch.save."""
+        self.settle()
         with torch.no_grad():
             commit([one for row in self.rows for one in row.rhythm.notice(row)])
         packed = with_every_parameter(super().state_dict(), self.rows)
@@ -317,6 +331,7 @@ class Optimizer(torch.optim.Optimizer):
             state_dict = given
             commit([one for row in self.rows for one in row.rhythm.unload(row)])  # the checkpoint says who sleeps
 
+        self.settle()
         traced.leave(self)
         hook = self.register_load_state_dict_pre_hook(last)
         try:

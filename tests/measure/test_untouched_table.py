@@ -32,6 +32,7 @@ CASES = [
     ),
     ("layer_paths", lambda net, data: measure.layer_paths(net, start_of(net), net.state_dict(), data, 3)),
     ("path_norm", lambda net, data: measure.path_norm(net[0])),
+    ("path_vector", lambda net, data: measure.path_vector(net[0])),
     ("boundary", lambda net, data: measure.boundary(planar(net), (-1, 1, -1, 1), grid=9)),
     ("boundary_curvature", lambda net, data: measure.boundary_curvature(planar(net), (-1, 1, -1, 1), grid=9)),
     (

@@ -264,7 +264,17 @@ def test_the_readme_is_up_to_date():
 
 
 # Studies that are new, or have another config than their committed results: they wait for the next long run.
-WAITING = {"fig-6.2", "fig-6.5", "fig-6.6", "table-6.4"}
+WAITING = {
+    "fig-6.2",
+    "fig-6.5",
+    "fig-6.6",
+    "table-6.4",
+    "fig-3.prose",
+    "theorem-5",
+    "geometry",
+    "normalised",
+    "local-rates",
+}
 
 
 def test_the_committed_results_are_those_of_the_studies():

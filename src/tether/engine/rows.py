@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from operator import is_not
 from typing import Any
@@ -55,7 +56,13 @@ class Row:
         self.numbers: dict[str, Any] = {}
         self.word = parse(group["word"])
         self.chosen = self.choices()
+        self.know()
         self.forget()
+
+    def know(self) -> None:
+        """Remember which parameters these are: others may be put in their place."""
+        self.given = self.group["params"]
+        self.first = [weakref.ref(param) for param in self.given]
 
     def forget(self) -> None:
         """Make bodies and programs anew at the next step: state or parameters are others."""

@@ -39,6 +39,7 @@ def train(
     seed: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
+    first: int = 0,
     progress: bool | None = None,
     compiled: bool = True,
 ) -> Record:
@@ -74,17 +75,24 @@ def train(
             model, optimizer, loss or data set is refused. The generators of torch, numpy and Python are saved too, and
             those that a DataLoader, its sampler or its data set hold as attributes.
         checkpoint_seconds: the time between two checkpoints.
+        first: the number of steps that are behind, made by an earlier call. With tensors, ``train(..., steps=100)`` and
+            then ``train(..., steps=300, first=100)`` end with the same numbers as 300 steps at once. Change the
+            optimizer in between as you like.
         progress: show a progress bar; None does so on a terminal.
         compiled: False always takes gradients by autograd: slower, the same numbers to rounding.
     """
-    steps = whole_number("steps", steps)
+    steps, first = whole_number("steps", steps), whole_number("first", first)
+    if first > steps:
+        raise ValueError(f"first={first} steps are behind already, more than steps={steps}: ask for as many or more")
+    if first and checkpoint is not None:
+        raise ValueError(f"first={first}: a checkpoint knows the steps that are behind; leave out one of the two")
     log_every = None if log_every is None else whole_number("log_every", log_every, 1)
     batch = None if batch is None else whole_number("batch", batch, None)
     seed = whole_number("seed", opt.param_groups[0].get("seed", 0) if seed is None else seed, None)
     path = None if checkpoint is None else Path(checkpoint)
     run = Run(model, opt, data, loss, batch, replacement, each, seed, compiled, resumable=path is not None)
     file: _File | None = None
-    record, first, saved, every = Record(), 0, None, log_every or max(1, steps // 100)
+    record, saved, every = Record(), None, log_every or max(1, (steps - first) // 100)
     if path is not None:
         settings = {"batch": batch, "replacement": replacement, "each": each, "seed": seed}
         file = _File(path, model, opt, settings | facts_of_run(model, data, loss))

@@ -15,7 +15,7 @@ from tether.measure.line import LinearPath, layer_paths, linear_path
 from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
 from tether.measure.morph import Morph, morph
-from tether.measure.path import balance, group_norm, path_norm, rescale
+from tether.measure.path import balance, group_norm, path_norm, path_vector, rescale
 from tether.measure.plane import Plane, random_directions, surface
 from tether.measure.prediction_gradient import PredictionGradient, prediction_gradient
 from tether.measure.separator import HardMargin, NotSeparable, hard_margin
@@ -71,6 +71,7 @@ __all__ = [
     "minimum_norm",
     "morph",
     "path_norm",
+    "path_vector",
     "prediction_gradient",
     "random_directions",
     "random_labels",

@@ -1,0 +1,56 @@
+"""What the page must know of the library: letters with their equations, methods, surfaces, problems and scenes."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict
+from typing import Any
+
+from tether.letters import LETTERS
+from tether.window.dynamics import CHOICES, NUMBERS, named_methods
+from tether.window.scenes import SCENES
+from tether.window.setting import ACTIVATIONS, MOST_REPLICAS, MOST_ROWS, PROBLEMS
+from tether.words import WordError, parse
+
+__all__ = ["about_word", "catalogue"]
+
+SYMBOLS = {
+    "lr": "h, the step size. A word with momenta moves by h² per gradient.",
+    "friction": "γ, how fast momenta are forgotten; ∞ redraws them at every step.",
+    "temperature": "τ, how strong the noise is; the dynamics samples exp(−L/τ).",
+    "coupling": "ε, how fast the thermostat reacts.",
+    "noise": "σ, the applied noise of the letters D and F.",
+    "weight_decay": "ω, added to the gradient as ω θ.",
+}
+
+
+def catalogue() -> dict[str, Any]:
+    """Everything that the controls are made from, as plain values."""
+    choices = {
+        name: {kind: {"settings": settings, "about": _first_line(make)} for kind, (make, settings) in kinds.items()}
+        for name, kinds in CHOICES.items()
+    }
+    return {
+        "type": "facts",
+        "letters": {name: letter.equation for name, letter in sorted(LETTERS.items())},
+        "methods": named_methods(),
+        "choices": choices,
+        "numbers": {name: asdict(field) for name, field in NUMBERS.items()},
+        "symbols": SYMBOLS,
+        "problems": {kind: {name: asdict(f) for name, f in fields.items()} for kind, fields in PROBLEMS.items()},
+        "activations": list(ACTIVATIONS),
+        "scenes": SCENES,
+        "most": {"replicas": MOST_REPLICAS, "dynamics": MOST_ROWS},
+    }
+
+
+def about_word(word: str) -> dict[str, Any]:
+    """What a word is, or what is wrong with it and where."""
+    try:
+        return {"about": str(parse(word))}
+    except WordError as error:
+        return {"error": str(error).partition("\n")[0], "caret": error.at}
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -1,0 +1,64 @@
+"""The window in a notebook: the same page as a widget of Jupyter and marimo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tether.window.catalogue import catalogue
+from tether.window.painter import finite_values
+from tether.window.session import Session
+from tether.window.setting import as_values, read_setting
+
+__all__ = ["explore"]
+
+PAGE = Path(__file__).parent / "page"
+INSTALL = "pip install 'tether[notebook]' (in a checkout: pip install -e '.[notebook]')"
+
+
+def explore(setting: dict[str, Any] | None = None) -> Any:
+    """Show the window of ``tether explore`` in a notebook, and train in this process.
+
+    ``explore()`` begins with the first scene. A setting is what the page puts into its address. What is left out
+    has its default: ``explore({"hidden": [40], "dynamics": [{"method": "adlala"}]})``.
+    """
+    given = None if setting is None else as_values(read_setting(setting))
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        raise ImportError(f"the widget needs {error.name}: {INSTALL}") from None
+
+    class Window(anywidget.AnyWidget):
+        _esm = PAGE / "window.js"
+        _css = PAGE / "window.css"
+        first = traitlets.Any(given).tag(sync=True)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.session: Session | None = None
+            self.on_msg(self._receive)
+
+        def _receive(self, _: Any, content: Any, buffers: Any) -> None:
+            if isinstance(content, dict) and content.get("type") == "hello":
+                self.close_session()
+                self.session = Session(self._post, frames_per_second=30)
+                self._post(catalogue(), None)
+            elif self.session is not None:
+                self.session.receive(content)
+
+        def _post(self, header: dict[str, Any], body: bytes | None) -> None:
+            self.send(finite_values(header), buffers=None if body is None else [body])
+
+        def close_session(self) -> None:
+            """Stop training."""
+            if self.session is not None:
+                self.session.close()
+                self.session = None
+
+        def close(self) -> None:
+            """Stop training and remove the widget."""
+            self.close_session()
+            super().close()
+
+    return Window()
