@@ -274,6 +274,8 @@ WAITING = {
     "geometry",
     "normalised",
     "local-rates",
+    "theory",
+    "isometry",
 }
 
 
