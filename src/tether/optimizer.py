@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from tether.engine import stages, steps, traced
+from tether.engine import proposals, stages, steps, traced
 from tether.engine.advice import warn_frozen, warn_unused
 from tether.engine.blocks import Lanes
 from tether.engine.checkpoint import check_checkpoint, take_over, with_every_parameter
 from tether.engine.commit import commit
 from tether.engine.given import bare, param_groups, parameters_in, stacked, unnamed
-from tether.engine.gradients import NonFiniteGradient
+from tether.engine.gradients import NonFiniteEnergy, NonFiniteGradient
 from tether.engine.placed import Stack, place, write
-from tether.engine.readings import largest_violation, temperatures
+from tether.engine.readings import acceptance, largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
 from tether.engine.together import admitted, check_replicas, check_together
@@ -32,10 +32,10 @@ from tether.sharded.exchanged import follow
 from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
-__all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
+__all__ = ["Clock", "NonFiniteEnergy", "NonFiniteGradient", "Optimizer"]
 
 # keys of a param group that are no fields of a part: torch's, and what checkpoints keep beside the fields
-OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "initial_lr"}
+OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "tested", "initial_lr"}
 
 
 @lru_cache
@@ -51,6 +51,8 @@ def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
         row.read()
     if opt.awakened or opt.released or opt.alone or opt.verdict is not None or opt.plan is not None:
         steps.settle_first(opt)
+    if any(row.rhythm.tested for row in opt.rows):
+        return proposals.propose(opt, closure)
     several = any(row.word.needs_closure for row in opt.rows)
     return stages.in_stages(opt, closure) if several else steps.at_once(opt, closure)
 
@@ -293,6 +295,11 @@ class Optimizer(torch.optim.Optimizer):
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
         self.settle()
         return largest_violation(self)
+
+    @property
+    def acceptance(self) -> Any:
+        """The share of proposals that were accepted, with replicas one for each; nan where nothing was proposed."""
+        return acceptance(self)
 
     @property
     def skipped(self) -> int:

@@ -286,6 +286,25 @@ def test_asleep_and_slow_parts_have_masses():
         torch.testing.assert_close(*ends, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("mass", [100.0, torch.tensor([1.0, 10.0, 100.0, 1000.0])], ids=["one", "each"])
+def test_a_metropolis_test_knows_the_masses(mass):
+    x = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    rhythm = tether.rhythms.metropolis.Metropolis(5)
+    opt = tether.Optimizer(
+        [("x", x)], lr=0.1, word="OBAB", friction=math.inf, temperature=1.0, mass=mass, rhythm=rhythm
+    )
+
+    def closure():
+        opt.zero_grad()
+        loss = x.square().sum() / 2
+        loss.backward()
+        return loss
+
+    for _ in range(40):
+        opt.step(closure)
+    assert opt.acceptance > 0.95  # ΔH is of the order of h²
+
+
 # Nosé–Hoover: the word BACECAB
 
 

@@ -68,6 +68,7 @@ class Block:
 
     ξ: torch.Tensor | None = None
     fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
+    astray: torch.Tensor | None = None  # free tensors can always go back
 
     def __init__(
         self,
@@ -213,6 +214,9 @@ class Block:
         """Any letter as it is written."""
         self.name = name
         self.by_values().apply(letter, scalars, draw)
+
+    def watch(self) -> None:
+        """Nothing to watch: what moves freely can go back."""
 
     def square(self) -> torch.Tensor:
         """pᵀp."""

@@ -153,7 +153,7 @@ class Row:
 
         `bad` is known to the device alone: where it is true, nothing may move in this step.
         """
-        momenta, self.resting, self.bad = "p" in self.word.needs, resting, bad
+        momenta, self.resting, self.bad = "p" in self.word.needs or self.rhythm.tested, resting, bad
         stale = self.made is None or (momenta and not self.momenta)
         stale = stale or any(param.grad is not None for param in self.without)
         if stale or not all(body.kept.still() for body in self.made or ()):
