@@ -289,7 +289,7 @@ def test_asleep_and_slow_parts_have_masses():
 @pytest.mark.parametrize("mass", [100.0, torch.tensor([1.0, 10.0, 100.0, 1000.0])], ids=["one", "each"])
 def test_a_metropolis_test_knows_the_masses(mass):
     x = nn.Parameter(torch.ones(4, dtype=torch.float64))
-    rhythm = tether.rhythms.metropolis.Metropolis(5)
+    rhythm = tether.Metropolis(5)
     opt = tether.Optimizer(
         [("x", x)], lr=0.1, word="OBAB", friction=math.inf, temperature=1.0, mass=mass, rhythm=rhythm
     )
