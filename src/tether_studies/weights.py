@@ -86,7 +86,7 @@ class Weights(Experiment):
     """
     columns = (ACCURACY, WORST, BEST, given("thesis", "thesis %"), ZEROS)
     caption = "{runs} runs of {steps:,} steps"
-    runs: int = at(100, quick=4, full=1000)
+    runs: int = at(100, quick=4, long=1000, full=1000)
     steps: int = at(10_000, quick=100)
 
     def run(self, lab: Lab) -> Results:

@@ -66,6 +66,7 @@ class Block:
     """
 
     ξ: torch.Tensor | None = None
+    astray: torch.Tensor | None = None  # free tensors can always go back
 
     def __init__(
         self,
@@ -196,6 +197,9 @@ class Block:
         """Any letter as it is written."""
         self.name = name
         self.by_values().apply(letter, scalars, draw)
+
+    def watch(self) -> None:
+        """Nothing to watch: what moves freely can go back."""
 
     def square(self) -> torch.Tensor:
         """pᵀp."""

@@ -39,6 +39,7 @@ class Carried:
         self.surface, self.x, self.m, self.g, self.g0, self.rows, self.noise = surface, x, m, g, g0, rows, noise
         self.force: torch.Tensor | None = None  # the gradient along Σ, while it holds
         self.loose = False  # have momenta a part across Σ that the next drift will absorb?
+        self.astray: torch.Tensor | None = None  # which tensors would not come back, if that is watched
 
     def update(self, symbol: str, terms: Terms, draw: int) -> None:
         """θ or p ← a sum."""
@@ -58,9 +59,37 @@ class Carried:
     def drift(self, h: Any) -> None:
         """Along momenta, by the surface's own drift."""
         assert self.m is not None
-        h = spread(h, self.m, self.rows)
-        self.x, self.m = self.surface.drift(self.x, self.m, h)
+        if self.astray is not None:
+            self.tighten()  # what the drift absorbs would be missing on the way back
+        h, x, m = spread(h, self.m, self.rows), self.x, self.m
+        self.x, self.m = self.flow(x, m, h)
+        if self.astray is not None:
+            self.astray |= self.strays(x, m, h)
         self.force, self.loose = None, self.loose and not (isinstance(h, float) and h != 0)
+
+    def flow(self, x: torch.Tensor, m: torch.Tensor, h: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The surface's drift; where it is watched, with momenta along Σ at its end."""
+        x, m = self.surface.drift(x, m, h)
+        return x, m if self.astray is None or not self.surface.absorbs else self.surface.tangent(x, m)
+
+    def watch(self) -> None:
+        """Run every drift back, too."""
+        self.astray = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
+
+    def strays(self, x: torch.Tensor, m: torch.Tensor, h: Any) -> torch.Tensor:
+        """Which tensors does the drift with −p not take back to the point and to the momenta they came from?
+
+        The point alone is not enough: a projection by another root may return to it with other momenta. Both are
+        compared as lengths, hp and q, up to the square root of the rounding error.
+        """
+        assert self.m is not None
+        surface = self.surface
+        back, turned = self.flow(self.x, -self.m, h)
+        path = h * surface.vector(x, m)
+        off = [surface.embed(back) - surface.embed(x), h * surface.vector(back, turned) + path]
+        size = surface.embed(x).flatten(1).abs().amax(1) + path.flatten(1).abs().amax(1)
+        worst = torch.stack([d.flatten(1).abs().amax(1) for d in off]).amax(0)
+        return ~(worst <= torch.finfo(x.dtype).eps ** 0.5 * size)
 
     def arrive(self, point: torch.Tensor) -> None:
         """The step led to a point near Σ."""

@@ -119,6 +119,7 @@ class Moving(Stack):
         self.bad: torch.Tensor | None = None  # must all stay what it was, for a gradient that is not finite?
         self.at = self.params, self.q, self.p  # where the kernel acts: on these, or on copies of them
         self.ahead = False  # are points and momenta of this step in `out` and `moved`?
+        self.watched = False
         if self.fast is None and self.live:
             self.load()
 
@@ -182,6 +183,17 @@ class Moving(Stack):
         """A letter as it is written, where it is not linear."""
         self.name = name
         self.by_maps().apply(letter, scalars, draw)
+
+    def watch(self) -> None:
+        """Run every drift of this step back, too, and note which tensors do not return; geodesics always do."""
+        if self.live and not self.surface.reversible:
+            self.by_maps().watch()
+            self.watched = True
+
+    @property
+    def astray(self) -> torch.Tensor | None:
+        """Which tensors of the stack would not come back; None where nobody watched."""
+        return self.carried.astray if self.watched and self.carried is not None else None
 
     def square(self) -> torch.Tensor:
         """pᵀp."""

@@ -16,7 +16,7 @@ from tether.surfaces import Surface
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["Squares", "largest_violation", "squares", "temperatures"]
+__all__ = ["Squares", "acceptance", "largest_violation", "squares", "temperatures"]
 
 
 class Squares(NamedTuple):
@@ -57,6 +57,13 @@ def temperatures(opt: Optimizer) -> dict[str, Any]:
         each = total / count if count else total + math.nan
         result[label] = each if opt.replicas else float(each)
     return result
+
+
+def acceptance(opt: Optimizer) -> Any:
+    """Accepted proposals over all of them; nan where there was none."""
+    none = torch.zeros(2, *[opt.lanes.rows] * opt.replicas, dtype=torch.int64, device="cpu")
+    proposed, accepted = opt.rows[0].group.get("tested", none).double()
+    return accepted / proposed if opt.replicas else float(accepted / proposed)
 
 
 def largest_violation(opt: Optimizer) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from operator import is_not
 from typing import Any
@@ -55,7 +56,13 @@ class Row:
         self.numbers: dict[str, Any] = {}
         self.word = parse(group["word"])
         self.chosen = self.choices()
+        self.know()
         self.forget()
+
+    def know(self) -> None:
+        """Remember which parameters these are: others may be put in their place."""
+        self.given = self.group["params"]
+        self.first = [weakref.ref(param) for param in self.given]
 
     def forget(self) -> None:
         """Make bodies and programs anew at the next step: state or parameters are others."""
@@ -144,7 +151,7 @@ class Row:
 
         `bad` is known to the device alone: where it is true, nothing may move in this step.
         """
-        momenta, self.resting, self.bad = "p" in self.word.needs, resting, bad
+        momenta, self.resting, self.bad = "p" in self.word.needs or self.rhythm.tested, resting, bad
         stale = self.made is None or (momenta and not self.momenta)
         stale = stale or any(param.grad is not None for param in self.without)
         if stale or not all(body.kept.still() for body in self.made or ()):

@@ -18,7 +18,7 @@ from tether.surfaces import Surface
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["admitted", "check_parameter", "check_replicas", "check_together"]
+__all__ = ["admitted", "check_parameter", "check_replicas", "check_together", "one_temperature"]
 
 
 def admitted(opt: Optimizer, group: dict[str, Any], surface: Any) -> tuple[dict[torch.Tensor, str], Lanes]:
@@ -71,9 +71,42 @@ def check_replicas(group: Mapping[str, Any], lanes: Lanes) -> None:
             raise ValueError(f"part {group['where']!r}: {field} holds {len(value)} numbers; it must hold {rule}")
 
 
+def check_tested(rows: Sequence[Row]) -> None:
+    """Raise unless all parts can be accepted or rejected together."""
+    rhythm = next(row.rhythm for row in rows if row.rhythm.tested)
+    for row in rows:
+        where = f"part {row.group['where']!r}"
+        if row.rhythm != rhythm:
+            raise ValueError(
+                f"{where}: the energy is that of all parts, so they are accepted or rejected together: give it "
+                f"rhythm={rhythm!r} like the others, not {row.rhythm!r}"
+            )
+        if row.rhythm.legs(row.word) != rhythm.legs(rows[0].word):
+            raise ValueError(
+                f"{where}: the word {row.word.text!r} and {rows[0].word.text!r} take gradients at other moments: a "
+                "proposal of both could not be taken back: use one of them for all parts"
+            )
+        if row.ranks is not None:
+            raise ValueError(f"{where}: {rhythm!r} does not support sharded parameters: use whole ones")
+    one_temperature(rows)
+
+
+def one_temperature(rows: Sequence[Row]) -> None:
+    """Raise where parts that are tested together have several temperatures: their density would not be known."""
+    first, *others = (row.group["temperature"] for row in rows)
+    for row, τ in zip(rows[1:], others, strict=True):
+        if τ is not first and not torch.equal(*(torch.as_tensor(x).double().cpu() for x in (first, τ))):
+            raise ValueError(
+                f"part {row.group['where']!r}: temperature={τ!r} and {first!r} of another part: the energy of the "
+                "whole loss has one temperature; give all parts the same"
+            )
+
+
 def check_together(rows: Sequence[Row]) -> None:
     """Raise for parts that cannot be in one table."""
-    if any(row.word.needs_closure for row in rows):
+    if any(row.rhythm.tested for row in rows):
+        check_tested(rows)
+    elif any(row.word.needs_closure for row in rows):
         for row in rows:
             if row.metric is not None or row.rhythm != Always():
                 other = row.metric if row.metric is not None else row.rhythm

@@ -1,6 +1,7 @@
 """Quantities of a network: each function leaves it as it was."""
 
 from tether.measure.agreement import Agreement, agreement
+from tether.measure.autocorrelation import Autocorrelation, autocorrelation_time
 from tether.measure.boundary import Boundary, boundary
 from tether.measure.boundary_curvature import Curvature, boundary_curvature
 from tether.measure.configurational import Configurational, configurational_temperature
@@ -23,6 +24,7 @@ from tether.measure.states import between, distance
 
 __all__ = [
     "Agreement",
+    "Autocorrelation",
     "Boundary",
     "Configurational",
     "Curvature",
@@ -43,6 +45,7 @@ __all__ = [
     "Trace",
     "Unconverged",
     "agreement",
+    "autocorrelation_time",
     "balance",
     "between",
     "boundary",
