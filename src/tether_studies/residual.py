@@ -12,6 +12,7 @@ from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, pictures, tested
 from tether_studies.judges import less, more, plus_minus
+from tether_studies.precision import casting, channels_last, in_bfloat16
 from tether_studies.quantities import at_end
 
 H, MOMENTUM, WARM = 0.1, 0.9, 3  # WARM: epochs in which the step size rises to H, as in the authors' program
@@ -50,8 +51,9 @@ class Block(nn.Module):
 class Residual(nn.Module):
     """Stages of blocks, each with twice the channels and half the side of the one before; (3, 4, 6, 3) is ResNet-34."""
 
-    def __init__(self, width: int, blocks: Sequence[int]) -> None:
+    def __init__(self, width: int, blocks: Sequence[int], precision: str = "float32") -> None:
         super().__init__()
+        self.precision = precision
         layers: list[nn.Module] = [*normed(3, width, 3, 1), nn.ReLU()]
         inputs = width
         for stage, count in enumerate(blocks):
@@ -61,9 +63,13 @@ class Residual(nn.Module):
                 inputs = outputs
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(inputs, 10)
+        if in_bfloat16(precision):
+            channels_last(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x))
+        """The logits. Only here bfloat16 may be at work: surfaces need their products in full."""
+        with casting(self.precision):
+            return self.head(self.body(x)).float()
 
 
 class Shifted:
@@ -117,6 +123,7 @@ class Orthogonal(Experiment):
     epochs: int = at(24, quick=3, long=40, full=150)
     images: int = at(2000, quick=100, long=5000, full=50_000)
     tests: int = at(2000, quick=100, long=5000, full=10_000)
+    precision: str = at("float32", long="auto", full="auto")  # of convolutions: bfloat16 where the processor has it
     authors: bool = at(False, long=True, full=True)  # the settings of their program
     size: int = at(16, quick=8, long=32, full=32)  # pixels along a side, means over squares of the originals
     width: int = at(16, quick=4, full=64)  # channels of the first stage
@@ -134,7 +141,7 @@ class Orthogonal(Experiment):
             mean, deviation = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
             x, test = (x - mean) / deviation, ((test[0] - mean) / deviation, test[1])
         torch.manual_seed(seed)
-        net = Residual(self.width, self.blocks)
+        net = Residual(self.width, self.blocks, self.precision)
         batch = min(128, len(y))
         per_epoch = -(-len(y) // batch)  # of the images that are here
         opt = METHODS[method][0](["body.0.*"] if self.authors else ["head.*"])(net, seed)

@@ -264,8 +264,8 @@ def test_the_readme_is_up_to_date():
     assert what_holds(results(root / "docs" / "results")) in text
 
 
-# Studies that have another config than their committed results: they wait for the next long run.
-WAITING = {"fig-6.2", "fig-6.6"}
+# Studies that have another config than their committed results, or none yet: they wait for the next long run.
+WAITING = {"fig-6.2", "fig-6.6", "table-6.5", "theory", "isometry"}
 
 
 def test_the_committed_results_are_those_of_the_studies():

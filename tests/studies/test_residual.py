@@ -53,3 +53,17 @@ def test_every_weight_is_orthogonal_but_those_of_the_first_convolution():
     opt = METHODS["o-CoLA-ud"][0](["body.0.*"])(net, 0)
     bound = {id(p) for group in opt.param_groups if "Orthogonal" in str(group["on"]) for p in group["params"]}
     assert {name for name, p in net.named_parameters() if p.dim() > 1 and id(p) not in bound} == {"body.0.weight"}
+
+
+def test_only_the_network_computes_in_bfloat16():
+    x = torch.randn(4, 3, 16, 16)
+    torch.manual_seed(0)
+    exact = Residual(8, (1, 1))
+    torch.manual_seed(0)
+    short = Residual(8, (1, 1), "bfloat16")
+    a, b = exact(x), short(x)
+    assert b.dtype == torch.float32
+    assert not torch.equal(a, b)
+    assert (a - b).abs().max() < 0.05 * a.abs().max()
+    b.sum().backward()
+    assert {(p.dtype, p.grad.dtype) for p in short.parameters()} == {(torch.float32, torch.float32)}

@@ -17,6 +17,7 @@ from tether.engine.blocks import Lanes, Owned, decayed, still
 from tether.engine.carried import Carried, spread
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.flat import kept
+from tether.engine.formulas import NONE
 from tether.engine.pieces import WHOLE, Whole
 from tether.engine.placed import Stack, replaced
 from tether.engine.programs import Moves, Program
@@ -36,6 +37,7 @@ class Moving(Stack):
     out: torch.Tensor
     moved: torch.Tensor | None = None
     carried: Carried | None = None
+    fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
 
     def __init__(
         self,
@@ -148,7 +150,16 @@ class Moving(Stack):
             items = self.items
             q, p = q[items], None if p is None else p[items]
         g = self.surface.lift(self.gather(self.grads)) if self.grads else None
-        self.carried = Carried(self.surface, q, p, g, self.g0, self.rows, self.seen)
+        self.carried = Carried(self.surface, q, p, g, self.g0, self.rows, self.seen, self.entries())
+
+    def entries(self) -> dict[str, torch.Tensor]:
+        """The fields with a number for each entry, as a stack."""
+        found = {}
+        for symbol, value in self.fields.items():
+            value = value.to(self.device, host.wide(self.device))
+            each = self.gather([value.expand(x.shape) for x in self.params])
+            found[symbol] = each if self.every else each[self.items]
+        return found
 
     @property
     def items(self) -> list[int]:
@@ -204,9 +215,10 @@ class Moving(Stack):
             self.carried.tighten()
             p = self.carried.m
         assert p is not None
+        squares = p.square() / self.entries()["m"].to(p) if "m" in self.fields else p.square()
         if self.lanes.batched:
-            return p.reshape(len(p) // self.rows, self.rows, -1).square().sum((0, 2)).double()
-        return p.square().sum()
+            return squares.reshape(len(p) // self.rows, self.rows, -1).sum((0, 2)).double()
+        return squares.sum()
 
     def settle(self) -> None:
         """Carry out what waits for the kernel, on copies."""

@@ -17,6 +17,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from tether.engine.before import Before
 from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteEnergy, faulty_gradients, faulty_replicas
+from tether.engine.readings import masses
 from tether.engine.rows import Row
 from tether.engine.stages import lacking, standing
 from tether.engine.steps import counted, usable
@@ -142,14 +143,15 @@ class Proposal:
             commit(self.before.replicas(new, rest=True))
 
     def own_energy(self) -> torch.Tensor:
-        """pᵀp/2, and ωθᵀθ/2 of weight decay, for each replica."""
+        """pᵀM⁻¹p/2, and ωθᵀθ/2 of weight decay, for each replica."""
         count, total = self.opt.lanes.rows, torch.zeros_like(self.start)
         for row in self.moving:
             ω = torch.as_tensor(row.values["ω"], dtype=torch.float64).cpu()
             for param in row.group["params"]:
                 p = row.state.get(param, {}).get("momentum")
                 if p is not None and param in self.kicked:
-                    total += squared(p, count) / 2
+                    p = p.detach().to("cpu", torch.float64)
+                    total += squared(p / masses(row, p) ** 0.5, count) / 2
                 if bool(ω.any()) and param in self.kicked:
                     total += ω * squared(param, count) / 2
         return total

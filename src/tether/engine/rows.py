@@ -20,7 +20,7 @@ from tether.engine.moving import Moving
 from tether.engine.pieces import Ranks
 from tether.engine.placed import replaced, stacks
 from tether.engine.thermostat import check_thermostat
-from tether.engine.values import noisy, symbols, zero
+from tether.engine.values import entries_in, noisy, symbols, zero
 from tether.metrics.metric import Metric
 from tether.part import NUMERIC, check_kinds, number
 from tether.rhythms import SHORT, Rhythm, rhythm_of
@@ -96,7 +96,9 @@ class Row:
         if self.choices() != self.chosen:
             self.change()
             fields = [self.group[name] for name in READ]
-        self.values = symbols(self.group, self.numbers, self.lanes.rows if self.lanes.batched else 0)
+        replicas = self.lanes.rows if self.lanes.batched else 0
+        self.values = symbols(self.group, self.numbers, replicas)
+        self.entries = entries_in(self.group, replicas)
         self.still = zero(self.values["lr"])  # a step of no length moves nothing
         self.varies = any(isinstance(value, torch.Tensor) for value in fields)
         self.fields = fields
@@ -160,7 +162,7 @@ class Row:
         gradient = gradient and self.rhythm.due(self.group["step"])
         for body in self.made:
             body.begin(self.values["ω"], gradient, resting)
-            body.bad = bad
+            body.bad, body.fields = bad, self.entries
         self.bodies: list[Any] = [body for body in self.made if body.live]
         self.scalars = dict(self.values)
         self.scalars["N"] = count = sum([body.degrees for body in self.bodies])

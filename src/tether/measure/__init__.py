@@ -7,8 +7,10 @@ from tether.measure.boundary_curvature import Curvature, boundary_curvature
 from tether.measure.configurational import Configurational, configurational_temperature
 from tether.measure.density import Density, Trace, hessian_trace, spectral_density
 from tether.measure.gradient_noise import GradientNoise, gradient_noise
+from tether.measure.gradients import GradientNorms, gradient_norms
 from tether.measure.histograms import Distributions, distributions, histograms
 from tether.measure.homogeneity import Homogeneity, homogeneity
+from tether.measure.jacobian import JacobianSpectrum, jacobian_spectrum
 from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
 from tether.measure.line import LinearPath, layer_paths, linear_path
 from tether.measure.margin import Margin, margin
@@ -32,8 +34,10 @@ __all__ = [
     "Distributions",
     "Equipartition",
     "GradientNoise",
+    "GradientNorms",
     "HardMargin",
     "Homogeneity",
+    "JacobianSpectrum",
     "LinearPath",
     "Margin",
     "MinimumNorm",
@@ -55,12 +59,14 @@ __all__ = [
     "distributions",
     "equipartition",
     "gradient_noise",
+    "gradient_norms",
     "group_norm",
     "hard_margin",
     "hessian_spectrum",
     "hessian_trace",
     "histograms",
     "homogeneity",
+    "jacobian_spectrum",
     "kinetic_temperature",
     "layer_paths",
     "linear_path",

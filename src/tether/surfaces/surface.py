@@ -61,6 +61,7 @@ class Surface(ABC):
     slack: bool = False  # does a point hold more than the parameter? Then it is kept as state.
     looks: bool = False  # does it decide by its numbers, on the host? Then a step on it cannot be traced.
     together: bool = False  # does it constrain all parameters of a part together?
+    separate: bool = False  # does every entry move by itself? Then each may have its own mass and friction.
     intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
     reversible: bool = False  # is the drift a geodesic at any length, so that −p leads back?
     absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
