@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, hessian
-from torch.nn.functional import mse_loss, softplus
+from torch.nn.functional import softplus
 
 import tether
 from tether_studies.drawing import subplots
@@ -26,7 +26,23 @@ def falling(t: int, power: float) -> float:
 
 
 def settle(energy: Energy, θ: torch.Tensor, steps: int) -> torch.Tensor:
-    """A minimum near θ: first by L-BFGS, then by Newton's method where the Hessian is positive definite."""
+    """A minimum near θ by L-BFGS, off every saddle on the way; in the end by Newton's method."""
+    for _ in range(20):
+        θ = descended(energy, θ, steps)
+        values, vectors = torch.linalg.eigh(hessian(energy)(θ))
+        if values[0] > -1e-8:
+            break
+        θ = θ + 0.1 * vectors[:, 0]
+    for _ in range(20):
+        values, vectors = torch.linalg.eigh(hessian(energy)(θ))
+        step = vectors @ ((vectors.T @ grad(energy)(θ)) / values)
+        if values[0] <= 0 or grad(energy)(θ - step).norm() >= grad(energy)(θ).norm():
+            break
+        θ = θ - step
+    return θ
+
+
+def descended(energy: Energy, θ: torch.Tensor, steps: int) -> torch.Tensor:
     x = θ.clone().requires_grad_()
     limits: dict[str, Any] = {"tolerance_grad": 1e-12, "tolerance_change": 0.0, "line_search_fn": "strong_wolfe"}
     opt = torch.optim.LBFGS([x], max_iter=steps, **limits)
@@ -38,14 +54,7 @@ def settle(energy: Energy, θ: torch.Tensor, steps: int) -> torch.Tensor:
         return value
 
     opt.step(closure)
-    θ = x.detach()
-    for _ in range(20):
-        values, vectors = torch.linalg.eigh(hessian(energy)(θ))
-        step = vectors @ ((vectors.T @ grad(energy)(θ)) / values)
-        if values[0] <= 0 or grad(energy)(θ - step).norm() >= grad(energy)(θ).norm():
-            break
-        θ = θ - step
-    return θ
+    return x.detach()
 
 
 def unfolded(net: nn.Module, θ: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -105,15 +114,15 @@ class LocalRates(Experiment):
             | regularization can transform degenerate Hessian at a min into hyperbolic min
     """
     entries: int = at(1000, quick=100)
-    long: int = at(10_000, quick=200)  # steps with γ(t)
+    long: int = at(5_000, quick=200)  # steps with γ(t)
     runs: int = at(8, quick=1, full=50)
     nodes: int = at(4, quick=2)
     decay: float = 0.05
     steps: int = at(2000, quick=30)  # of L-BFGS
     back: int = at(200, quick=5)  # steps, at the most, over which a rate is measured
     small_runs: int = at(40, quick=4, full=200)
-    small_steps: int = at(20_000, quick=20)
-    scale: float = 0.01  # of small starts
+    small_steps: int = at(50_000, quick=20)
+    scale: float = 0.01  # of small starts; 0.5 with decay
     sharp: tuple[float, ...] = at((1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), quick=(1.0, 10.0))
 
     def run(self, lab: Lab) -> Results:
@@ -197,18 +206,23 @@ class LocalRates(Experiment):
     def small(self, seed: int) -> Results:
         """|θ| and loss of networks from small starts without decay, and of networks trained with a little."""
         x = torch.tensor([[-1.5], [-0.5], [0.5], [1.5]], dtype=torch.float64)
-        y = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]], dtype=torch.float64)
+        y = torch.tensor([[1.0], [-1.0], [0.0], [1.0]], dtype=torch.float64)
         found: Results = {}
-        for name, scale, decay in (("small", self.scale, 0.0), ("decayed", 1.0, 1e-4)):
-            nets = tether.Replicas(partial(perceptron, 10, nn.Tanh(), 1), self.small_runs, seed=seed)
-            with torch.no_grad():
-                for p in nets.parameters():
-                    p.mul_(scale)
-            opt = tether.methods.sgd(nets, lr=0.1, weight_decay=decay)
-            tether.train(nets, opt, (x, y), mse_loss, self.small_steps, None, progress=False, seed=seed)
-            norms = torch.stack([p.detach().flatten(1).square().sum(1) for p in nets.parameters()]).sum(0).sqrt()
-            with torch.no_grad():
-                found |= {f"{name} norm": norms, f"{name} loss": (nets(x) - y).square().mean((1, 2))}
+        for name, scale, decay in (("small", self.scale, 0.0), ("decayed", 0.5, 1e-4)):
+            torch.manual_seed(seed)
+            shapes = {"W": 10, "b": 10, "V": 10, "c": 1}  # networks side by side
+            net = nn.ParameterDict(
+                {key: nn.Parameter(scale * torch.randn(self.small_runs, n).double()) for key, n in shapes.items()}
+            )
+            opt = tether.methods.sgd(net, lr=0.1, weight_decay=decay, batch_dims=1)
+            for _ in range(self.small_steps):
+                opt.zero_grad()
+                hidden = torch.tanh(x * net["W"].unsqueeze(1) + net["b"].unsqueeze(1))
+                squares = ((hidden * net["V"].unsqueeze(1)).sum(2) + net["c"] - y.T).square().mean(1)
+                squares.sum().backward()
+                opt.step()
+            norms = torch.cat([p.detach() for p in net.parameters()], 1).norm(dim=1)
+            found |= {f"{name} norm": norms, f"{name} loss": squares.detach()}
         return found
 
     def kinks(self, seed: int) -> Results:

@@ -51,12 +51,12 @@ class PretrainedStarts(Experiment):
     label = "start"
     columns = (SHAPES, BARRIER, ACCURACY, DISTANCE)
     caption = "Means ± standard errors, {runs} runs"
-    runs: int = at(4, quick=2, full=10)
-    images: int = at(1000, quick=32, full=50_000)
+    runs: int = at(4, quick=2, long=5, full=10)
+    images: int = at(1000, quick=32, long=5000, full=50_000)
     test: int = at(500, quick=20, full=10_000)
     size: int = at(48, quick=32, full=64)  # pixels of a side
-    epochs: int = at(8, quick=1, full=100)
-    batch: int = at(32, full=128)
+    epochs: int = at(8, quick=1, long=10, full=100)
+    batch: int = at(32, long=128, full=128)
     points: int = at(16, quick=3, full=51)
     blocks: tuple[str, ...] = at(tuple(GROUPS), quick=("B1",))  # to reset, one at a time
     lr: float = 0.1  # from scratch

@@ -19,7 +19,7 @@ def replayed(lab: Lab, name: str) -> tuple[Any, Results]:
     """The config of another study, and what it found: its own code goes through its pieces, without doing any."""
     study, scale = find(name), lab.folder.name.removesuffix(f"-{digest(lab.config)}")
     folder = lab.folder.parents[1] / name / scale
-    flag = {"quick": " --quick", "full": " --full"}.get(scale.partition("-")[0], "")
+    flag = {"quick": " --quick", "long": " --long", "full": " --full"}.get(scale.partition("-")[0], "")
     try:
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         seed = fields.pop("seed")

@@ -118,12 +118,12 @@ class Proposal:
                 writes = [one for row in self.moving for one in row.writes()]
             except (SurfaceError, LinAlgError) as error:
                 which = getattr(error, "which", None)
-                self.lose(range(self.opt.lanes.rows) if which is None else by_replica(which, self.opt.lanes.rows))
+                self.lose(range(self.opt.lanes.rows) if which is None else replicas_of(which, self.opt.lanes.rows))
                 if self.over():
                     return
                 continue
             commit(writes)
-            self.lose([i for stray in astray for i in by_replica(stray, self.opt.lanes.rows)])
+            self.lose([i for stray in astray for i in replicas_of(stray, self.opt.lanes.rows)])
             return
 
     def plan(self, row: Row, leg: Any) -> list[torch.Tensor]:
@@ -210,7 +210,7 @@ def squared(x: torch.Tensor, rows: int) -> torch.Tensor:
     return x.detach().to("cpu", torch.float64).reshape(rows, -1).square().sum(1)
 
 
-def by_replica(which: torch.Tensor, rows: int) -> list[int]:
+def replicas_of(which: torch.Tensor, rows: int) -> list[int]:
     """The replicas of these tensors of a stack."""
     found: list[int] = which.reshape(-1, rows).any(0).nonzero().flatten().tolist()
     return found
