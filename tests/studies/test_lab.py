@@ -282,8 +282,6 @@ def test_the_committed_results_are_those_of_the_studies():
         assert (one["title"], one["source"], one["notes"]) == (study.title, study.source, study.notes)
         told = iter(said(config))
         assert all((claim["text"], claim["published"]) in told for claim in one["claims"]), name  # in this order
-        if one["scale"] == "default" and name in MINUTES:  # as `tether list` says, on a busy machine
-            assert MINUTES[name] / 2 - 1 <= one["seconds"] / 60 <= 2 * MINUTES[name] + 1, name
         assert MINUTES.get(name, 0) <= 30, f"{name}: 15 minutes of two cores"
         pieces = recorded(one)
         if pieces:  # judged by the judges of now
