@@ -13,6 +13,7 @@ CLIENTS = {  # run by tests/clients
     "with_accelerate.py": {"accelerate"},
     "with_peft.py": {"peft", "transformers"},
     "with_lightning.py": {"lightning"},
+    "with_torchrun.py": set(),
 }
 ALSO = CLIENTS | {"search.py": {"optuna"}}  # run by tests/test_search.py
 

@@ -4,11 +4,13 @@ import gzip
 import lzma
 import os
 import struct
+import sys
 
+import numpy as np
 import pytest
 import torch
 
-from tether.data import cifar10, fashion_mnist, mnist, sst2
+from tether.data import cifar10, cifar100, fashion_mnist, mnist, sst2, svhn
 
 
 def write(path, numbers, shape):
@@ -75,6 +77,60 @@ def test_colour_batches_made_by_hand(tmp_path, pack):
     (tmp_path / "cifar10" / "test_batch.bin").write_bytes(bytes(3072))
     with pytest.raises(ValueError, match="3072 bytes are no whole number of rows of 3073"):
         cifar10(train=False, root=tmp_path)
+
+
+def test_a_hundred_classes_made_by_hand(tmp_path):
+    folder = tmp_path / "cifar100"
+    folder.mkdir()
+    rows = [
+        bytes([coarse, fine]) + bytes([fine] * 1024 + [1] * 1024 + [2] * 1024) for coarse, fine in ((19, 99), (0, 3))
+    ]
+    (folder / "train.bin.gz").write_bytes(gzip.compress(b"".join(rows)))
+    images, labels = cifar100(root=tmp_path)
+    assert images.shape == (2, 3, 32, 32)
+    assert images[:, :, 5, 7].tolist() == [[99, 1, 2], [3, 1, 2]]
+    assert labels.tolist() == [99, 3]
+    assert cifar100(root=tmp_path, coarse=True)[1].tolist() == [19, 0]
+    with pytest.raises(FileNotFoundError, match=r"test\.bin is missing.*cs\.toronto\.edu"):
+        cifar100(train=False, root=tmp_path)
+    (folder / "test.bin").write_bytes(bytes([20, 1]) + bytes(3072))
+    with pytest.raises(ValueError, match="no batch of CIFAR-100: row 1 has the label 20, not 0 to 19"):
+        cifar100(train=False, root=tmp_path)
+    (folder / "test.bin").write_bytes(bytes(3073))
+    with pytest.raises(ValueError, match="3073 bytes are no whole number of rows of 3074"):
+        cifar100(train=False, root=tmp_path)
+
+
+def test_house_numbers_made_by_hand(tmp_path, monkeypatch):
+    from scipy.io import savemat
+
+    folder = tmp_path / "svhn"
+    folder.mkdir()
+    X = np.zeros((32, 32, 3, 2), np.uint8)
+    X[4, 5, :, 0], X[6, 7, :, 1] = (1, 2, 3), (4, 5, 6)
+    savemat(folder / "train_32x32.mat", {"X": X, "y": np.array([[10], [7]], np.uint8)})
+    images, labels = svhn(root=tmp_path)
+    assert images.dtype == torch.uint8
+    assert images.shape == (2, 3, 32, 32)
+    assert images[0, :, 4, 5].tolist() == [1, 2, 3]
+    assert images[1, :, 6, 7].tolist() == [4, 5, 6]
+    assert labels.tolist() == [0, 7]  # MATLAB counts from 1: 10 is the digit 0
+    with pytest.raises(FileNotFoundError, match=r"test_32x32\.mat is missing.*ufldl\.stanford\.edu"):
+        svhn(train=False, root=tmp_path)
+    for held, said in (
+        ({"X": X}, "is no file of MATLAB with images X and labels y"),
+        ({"X": X, "y": np.array([1])}, r"\(32, 32, 3, 2\) \(uint8\) and 1 labels, where SVHN has"),
+        ({"X": X, "y": np.array([0, 1])}, "labels from 0 to 1, where SVHN has 1 to 10"),
+    ):
+        savemat(folder / "test_32x32.mat", held)
+        with pytest.raises(ValueError, match=said):
+            svhn(train=False, root=tmp_path)
+    (folder / "test_32x32.mat").write_bytes(b"no matrix")
+    with pytest.raises(ValueError, match="is no file of MATLAB"):
+        svhn(train=False, root=tmp_path)
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(ImportError, match="which scipy reads: pip install scipy"):
+        svhn(root=tmp_path)
 
 
 def test_sentences_made_by_hand(tmp_path):

@@ -32,8 +32,8 @@ def losses(model, x=X, y=Y):
 def train(model, opt, steps):
     def closure():
         opt.zero_grad()
-        loss = losses(model).sum()
-        loss.backward()
+        loss = losses(model)
+        loss.sum().backward()
         return loss.detach()
 
     for _ in range(steps):
@@ -60,8 +60,8 @@ def test_every_method_on_every_path(name, path, monkeypatch):
     def train(model, opt, steps):
         def closure():
             opt.zero_grad()
-            loss = losses(model, X.double(), Y.double()).sum()
-            loss.backward()
+            loss = losses(model, X.double(), Y.double())
+            loss.sum().backward()
             return loss.detach()
 
         for _ in range(steps):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tether import Replicas, native
-from tether.measure import balance, group_norm, path_norm, rescale
+from tether.measure import balance, group_norm, path_norm, path_vector, rescale
 from tether.metrics.path import NotHomogeneous, Path
 from tether.metrics.tracing import traced_graph
 
@@ -384,11 +384,37 @@ def test_the_slides_numbers():
     net = slides()
     into, out = net[0].weight.tolist(), net[2].weight.tolist()
     assert [into[h][i] * out[o][h] for i in (0, 1) for h in (0, 1) for o in (0, 1)] == [6, 6, 1, 2, 1, 1, 4, 8]
+    assert path_vector(net).tolist() == [6, 6, 1, 2, 1, 1, 4, 8]
     assert path_norm(net, 1) == 29
     other = rescale(net, {"0": [10.0, 1.0]})
     assert group_norm(net, 1) == 7
     assert group_norm(other, 1) == 70
     assert path_norm(other, 1) == pytest.approx(29, rel=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("widths", [(3, 1), (3, 4, 2), (2, 3, 3, 2)])
+def test_the_norm_of_the_path_vector_is_the_path_norm(widths, bias):
+    net = relu_net(*widths, bias=bias)
+    π = path_vector(net)
+    biased = sum(math.prod(widths[i:]) for i in range(1, len(widths))) if bias else 0
+    assert len(π) == math.prod(widths) + biased
+    for p in POWERS:
+        assert torch.linalg.vector_norm(π, p).item() == pytest.approx(path_norm(net, p), rel=1e-10)
+    if len(widths) > 2:
+        assert torch.allclose(path_vector(rescale(net, seed=1, spread=3.0)), π)
+    # without ReLUs the network is Σ over paths of their product times their input
+    if not bias:
+        linear = nn.Sequential(*(layer for layer in net if isinstance(layer, nn.Linear)))
+        x = torch.randn(1, widths[0], dtype=torch.float64)
+        assert torch.allclose((π.view(widths[0], -1, widths[-1]).sum(1).T @ x[0]), linear(x)[0])
+
+
+def test_path_vectors_that_are_refused():
+    with pytest.raises(ValueError, match=r"'0' \(Conv2d\) is no Linear layer: use path_norm"):
+        path_vector(images())
+    with pytest.raises(ValueError, match=r"has 24 paths, more than most=10: use path_norm"):
+        path_vector(relu_net(3, 4, 2, bias=False), most=10)
 
 
 def test_group_norms():

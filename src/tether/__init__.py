@@ -8,12 +8,13 @@ from tether import data, hamiltonian, letters, measure, methods, noise, surfaces
 from tether.constrain import constrain, decay_groups
 from tether.ensemble import replicas
 from tether.ensemble.replicas import Replicas
+from tether.ensemble.tempering import exchange, temper, tempering_weights
 from tether.loop.sample import Draws, sample
 from tether.loop.train import Record, train
 from tether.metrics.path import Path
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
-from tether.rhythms import Every, Merge, Sleep
+from tether.rhythms import Every, Merge, Metropolis, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
@@ -28,6 +29,7 @@ __all__ = [
     "Free",
     "Level",
     "Merge",
+    "Metropolis",
     "Multirate",
     "NonFiniteGradient",
     "Optimizer",
@@ -42,6 +44,7 @@ __all__ = [
     "constrain",
     "data",
     "decay_groups",
+    "exchange",
     "explore",
     "hamiltonian",
     "letters",
@@ -54,6 +57,8 @@ __all__ = [
     "soft",
     "speedup",
     "surfaces",
+    "temper",
+    "tempering_weights",
     "train",
     "words",
 ]

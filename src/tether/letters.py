@@ -1,8 +1,8 @@
 """The letters: each is one sub-step of the dynamics, written as its equation.
 
-A letter is a pure function. The names of its arguments say what it needs, its decorator says what it
-changes, and it returns the new value of that. It works on plain tensors (the reference), and on the
-formal sums of `sums.py`, which turn the same line into a few fused calls over a whole part.
+A letter is a pure function. The names of its arguments say what it needs (what it can do without has a default), its
+decorator says what it changes, and it returns the new value of that. It works on plain tensors (the reference), and on
+the formal sums of `sums.py`, which turn the same line into a few fused calls over a whole part.
 
 =======  ==========================================================  =======================
 symbol   meaning                                                     field of `Part`
@@ -12,10 +12,11 @@ g        loss gradient at θ, weight decay included
 g0       the first gradient of this step (words with a closure)
 R        fresh standard normals
 h        duration of this letter: the step size over its count       ``lr``
-γ τ      friction, temperature                                       ``friction, temperature``
+γ τ m    friction, temperature, mass                                 ``friction, temperature, mass``
 ξ        the part's thermostat                                       ``thermostat`` (its start)
 ε σ      coupling of the thermostat, strength of the applied noise   ``coupling, noise``
-p2 N     ``pᵀp`` and the number of degrees of freedom of the part
+p2 N     ``pᵀp`` and the number of degrees of freedom of the part;
+         with a mass for each entry p2 is ``pᵀM⁻¹p``, and m is 1
 =======  ==========================================================  =======================
 
 Equation numbers are those of T. Vlaar's thesis (2022).
@@ -37,7 +38,7 @@ import torch
 __all__ = ["LETTERS", "SCALARS", "SYMBOLS", "VECTORS", "Letter", "letter"]
 
 VECTORS = ("θ", "p", "g", "g0", "R")
-SCALARS = ("h", "γ", "τ", "ξ", "ε", "σ", "p2", "N")
+SCALARS = ("h", "γ", "τ", "m", "ξ", "ε", "σ", "p2", "N")
 SYMBOLS = VECTORS + SCALARS
 
 
@@ -52,6 +53,7 @@ class Letter:
     flow: bool
     scalars: tuple[str, ...]
     limit: str = ""
+    options: tuple[str, ...] = ()  # symbols that it can do without: arguments with a default
 
     @property
     def kicks(self) -> bool:
@@ -67,6 +69,10 @@ class Letter:
     def equation(self) -> str:
         """The first line of its docstring."""
         return (inspect.getdoc(self.map) or "").partition("\n")[0]
+
+    def at(self, value: Callable[[str], Any]) -> Any:
+        """The map, with the value of each symbol."""
+        return self.map(*[value(s) for s in self.needs], **{s: value(s) for s in self.options})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.map(*args, **kwargs)
@@ -89,14 +95,16 @@ def letter(*changes: str, flow: bool = True, limit: str = "") -> Callable[[Calla
             raise ValueError(f"a letter is a single capital, got {name!r}: rename the function, e.g. `def G(p, h)`")
         if name in LETTERS:
             raise ValueError(f"the letter {name} exists already ({LETTERS[name].equation}): choose another capital")
-        needs = tuple(inspect.signature(function).parameters)
-        for symbol in (*needs, *changes):
+        given = inspect.signature(function).parameters.values()
+        needs = tuple(one.name for one in given if one.default is one.empty)
+        options = tuple(one.name for one in given if one.default is not one.empty)
+        for symbol in (*needs, *options, *changes):
             if symbol not in SYMBOLS:
                 raise ValueError(f"letter {name}: unknown symbol {symbol!r}; a letter may use {', '.join(SYMBOLS)}")
         if not changes or not set(changes) <= {"θ", "p", "ξ"}:
             raise ValueError(f"letter {name} changes {changes}: say which of θ, p, ξ, e.g. @letter('p')")
-        scalars = tuple(symbol for symbol in needs if symbol in SCALARS)
-        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars, limit)
+        scalars = tuple(symbol for symbol in (*needs, *options) if symbol in SCALARS)
+        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars, limit, options)
         return LETTERS[name]
 
     return register
@@ -130,6 +138,8 @@ def times(γ: Any, h: Any) -> Any:
     """γh, which is 0 for h = 0 even where γ = ∞."""
     if hasattr(h, "times"):
         return h.times(γ)
+    if hasattr(γ, "lasting"):
+        return γ.lasting(h)
     if isinstance(γ, torch.Tensor) or isinstance(h, torch.Tensor):
         return torch.where(torch.as_tensor(h) == 0, 0.0, γ * h)
     return γ * h if h else 0.0
@@ -139,12 +149,12 @@ def times(γ: Any, h: Any) -> Any:
 
 
 @letter("θ")
-def A(θ, p, h):
-    """Drift (2.53a): θ ← θ + h p.
+def A(θ, p, h, m=1.0):
+    """Drift (2.53a): θ ← θ + h p/m.
 
-    Preserves p; exact for dθ = p dt.
+    Preserves p; exact for dθ = p/m dt.
     """
-    return θ + h * p
+    return θ + h / m * p
 
 
 @letter("p")
@@ -157,14 +167,14 @@ def B(p, g, h):
 
 
 @letter("p")
-def O(p, R, h, γ, τ):
-    """Ornstein–Uhlenbeck (2.53c): p ← e^{−γh} p + √(τ(1 − e^{−2γh})) R.
+def O(p, R, h, γ, τ, m=1.0):
+    """Ornstein–Uhlenbeck (2.53c): p ← e^{−γh} p + √(τm(1 − e^{−2γh})) R.
 
-    Preserves N(0, τ) exactly for any h. γ = 0 is the identity, γ = ∞ redraws p = √τ R, and
+    Preserves N(0, τm) exactly for any h. γ = 0 is the identity, γ = ∞ redraws p = √(τm) R, and
     τ = 0 is plain friction.
     """
     x = times(γ, h)
-    return exp(-x) * p + sqrt(-τ * expm1(-2 * x)) * R
+    return exp(-x) * p + sqrt(-τ * m * expm1(-2 * x)) * R
 
 
 # Adaptive Langevin dynamics, (2.59)
@@ -180,28 +190,28 @@ def C(p, ξ, h):
 
 
 @letter("p")
-def D(p, R, h, σ):
-    """Applied noise (2.59): p ← p + σ √h R."""
-    return p + σ * sqrt(h) * R
+def D(p, R, h, σ, m=1.0):
+    """Applied noise (2.59): p ← p + σ √(mh) R."""
+    return p + σ * sqrt(m * h) * R
 
 
 @letter("ξ")
-def E(ξ, p2, N, h, ε, τ):
-    """Thermostat (2.59): ξ ← ξ + h ε (pᵀp − N τ).
+def E(ξ, p2, N, h, ε, τ, m=1.0):
+    """Thermostat (2.59): ξ ← ξ + h ε (pᵀp/m − N τ).
 
-    ξ is constant when the kinetic temperature pᵀp/N is τ. With C it oscillates around that with ω² = 2εNτ. The step
+    ξ is constant when the kinetic temperature pᵀp/(mN) is τ. With C it oscillates around that with ω² = 2εNτ. The step
     must satisfy 2h²εNτ ≤ 1, so a wide layer needs a smaller ε, or ``normalised=True``.
     """
-    return ξ + h * ε * (p2 - N * τ)
+    return ξ + h * ε * (p2 / m - N * τ)
 
 
 @letter("p")
-def F(p, R, ξ, h, σ):
-    """Thermostat friction and noise together (2.61): p ← e^{−ξh} p + σ √((1 − e^{−2ξh})/(2ξ)) R.
+def F(p, R, ξ, h, σ, m=1.0):
+    """Thermostat friction and noise together (2.61): p ← e^{−ξh} p + σ √(m(1 − e^{−2ξh})/(2ξ)) R.
 
-    The exact solution of dp = −ξ p dt + σ dW at fixed ξ, of either sign; ξ → 0 is D.
+    The exact solution of dp = −ξ p dt + σ√m dW at fixed ξ, of either sign; ξ → 0 is D.
     """
-    return exp(-ξ * h) * p + σ * sqrt(h * shrink(2 * ξ * h)) * R
+    return exp(-ξ * h) * p + σ * sqrt(m * h * shrink(2 * ξ * h)) * R
 
 
 # Overdamped dynamics, (2.38)
@@ -238,9 +248,9 @@ def M(p, g, γ):
 
 
 @letter("θ")
-def S(θ, p, h):
-    """Step along the momentum (5.1): θ ← θ − h p."""
-    return θ - h * p
+def S(θ, p, h, m=1.0):
+    """Step along the momentum (5.1): θ ← θ − h p/m."""
+    return θ - h / m * p
 
 
 @letter("θ", flow=False)

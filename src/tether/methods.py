@@ -23,9 +23,10 @@ from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first,
 from tether.metrics.path import Path
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
+from tether.rhythms.metropolis import Metropolis
 from tether.rhythms.multirate import one_clock, set_clocks
 from tether.rhythms.rhythm import whole_steps
-from tether.surfaces import Circle, Orthogonal, Sphere
+from tether.surfaces import Circle, Orthogonal, Sphere, Surface
 
 __all__ = [
     "adaptive_langevin",
@@ -36,9 +37,11 @@ __all__ = [
     "composite_sgd",
     "dhsgd",
     "dhsgd_contractive",
+    "hmc",
     "langevin",
     "langevin_in_layers",
     "lol",
+    "mala",
     "multirate_sgd",
     "orthogonal_cola_od",
     "orthogonal_cola_ud",
@@ -150,6 +153,64 @@ def langevin(
 ) -> Optimizer:
     """Langevin dynamics (3.14): dθ = p dt, dp = −∇L dt − γ p dt + √(2γτ) dW, by the splitting `word`."""
     return Optimizer(model, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+@cites(
+    "S. Duane, A. D. Kennedy, B. J. Pendleton, D. Roweth. Hybrid Monte Carlo. Physics Letters B 195 (1987)",
+    parameters=True,
+)
+def hmc(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    steps: int = 10,
+    temperature: float = 1.0,
+    on: Surface | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Hamiltonian Monte Carlo (1.63–1.65): it samples exp(−U/τ) exactly, with U what the closure returns.
+
+    One ``step(closure)`` is one proposal: momenta are redrawn from N(0, τ), `steps` Verlet steps of length `lr` follow,
+    and the result is accepted with probability min(1, e^{−ΔH/τ}). It takes ``steps + 1`` gradients. The closure returns
+    the whole loss, with `Replicas` one energy for each. A minibatch cannot be tested for: the test would compare two
+    noisy energies, and the density would be another. `opt.acceptance` is the share of accepted proposals.
+
+    `on` is a surface for the weights; biases are free. Then the steps are those of RATTLE, and a step that, with
+    momenta reversed, does not lead back to where it came from is rejected (Zappa, Holmes-Cerfon, Goodman 2018).
+    """
+    return _tested(model, on, "OBAB", lr=lr, temperature=temperature, friction=inf, rhythm=Metropolis(steps), **options)
+
+
+@cites(
+    "G. O. Roberts, R. L. Tweedie. Exponential convergence of Langevin distributions and their discrete "
+    "approximations. Bernoulli 2 (1996)",
+    parameters=True,
+)
+def mala(
+    model: torch.nn.Module,
+    lr: float = 0.01,
+    temperature: float = 1.0,
+    on: Surface | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Metropolis-adjusted Langevin (1.60): a step of SGLD, θ − h g + √(2τh) R, which the energies accept or reject.
+
+    It is `hmc` with one step of length √(2h): from redrawn momenta p = √τ R, Verlet leads to the point above, and ΔH is
+    the logarithm of the ratio of densities in (1.60), times τ. On a surface that is a projected step with the densities
+    of the tangent spaces, and the projection back is tested as well. A proposal takes two gradients. See `hmc` on the
+    closure, minibatches and `on`.
+    """
+    return _tested(model, on, "X", lr=lr, temperature=temperature, rhythm=Metropolis(), **options)
+
+
+def _tested(model: torch.nn.Module, on: Surface | None, word: str, **options: Any) -> Optimizer:
+    """An optimizer whose steps are proposals, with the weights on a surface if there is one."""
+    if on is None:
+        return Optimizer(model, word=word, **options)
+    if not isinstance(on, Surface):
+        raise TypeError(f"on={on!r} must be a surface, e.g. on=tether.Orthogonal(), or None")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError("on= is for the weights of a module: pass the model itself, or use Optimizer(..., parts)")
+    return Optimizer(model, constrained(model, lambda: on, None, ()), word=word, **options)
 
 
 @cites(PARTITIONED)

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from tether.engine import stages, steps, traced
+from tether.engine import proposals, stages, steps, traced
 from tether.engine.advice import warn_frozen, warn_unused
 from tether.engine.blocks import Lanes
 from tether.engine.checkpoint import check_checkpoint, take_over, with_every_parameter
 from tether.engine.commit import commit
 from tether.engine.given import bare, param_groups, parameters_in, stacked, unnamed
-from tether.engine.gradients import NonFiniteGradient
+from tether.engine.gradients import NonFiniteEnergy, NonFiniteGradient
 from tether.engine.placed import Stack, place, write
-from tether.engine.readings import largest_violation, temperatures
+from tether.engine.readings import acceptance, largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
 from tether.engine.together import admitted, check_replicas, check_together
@@ -28,13 +28,14 @@ from tether.noise import STREAM
 from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
 from tether.rhythms import SHORT, rhythm_of
 from tether.rhythms.waiting import give_back, left_waiting
+from tether.sharded.exchanged import follow
 from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
-__all__ = ["Clock", "NonFiniteGradient", "Optimizer"]
+__all__ = ["Clock", "NonFiniteEnergy", "NonFiniteGradient", "Optimizer"]
 
 # keys of a param group that are no fields of a part: torch's, and what checkpoints keep beside the fields
-OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "initial_lr"}
+OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "tested", "initial_lr"}
 
 
 @lru_cache
@@ -45,10 +46,13 @@ def untraced() -> Callable[..., Any]:
 
 def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
     """Read the table and step by it."""
+    opt.settle()
     for row in opt.rows:
         row.read()
     if opt.awakened or opt.released or opt.alone or opt.verdict is not None or opt.plan is not None:
         steps.settle_first(opt)
+    if any(row.rhythm.tested for row in opt.rows):
+        return proposals.propose(opt, closure)
     several = any(row.word.needs_closure for row in opt.rows)
     return stages.in_stages(opt, closure) if several else steps.at_once(opt, closure)
 
@@ -201,6 +205,12 @@ class Optimizer(torch.optim.Optimizer):
         commit(row.rhythm.start(row))
         weakref.finalize(self, row.dismiss).atexit = False
 
+    def settle(self) -> None:
+        """Follow those who have put other parameters in the place of the first ones, as Accelerate does."""
+        if any(row.given is not row.group["params"] for row in self.rows):
+            follow(self)
+            steps.set_clock(self)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""
         return self.advance(closure)
@@ -221,6 +231,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _init_group(self) -> bool:
         """Can the step be traced? By this name torch.compile calls it as it is, while it traces the rest."""
+        self.settle()
         with torch.no_grad():
             found = traced.plan(self)
         if found is None:
@@ -243,6 +254,7 @@ class Optimizer(torch.optim.Optimizer):
         Slow parameters ask for gradients again and sleeping weights have their values. The next step takes up the
         rhythm where it was.
         """
+        self.settle()
         for row in self.rows:
             row.let_go()
         self.released = True
@@ -254,6 +266,7 @@ class Optimizer(torch.optim.Optimizer):
         For evaluating or saving a network with `asleep` parts in the middle of a run:
         ``with opt.awake(): test(model)``.
         """
+        self.settle()
         if self.released:
             yield
             return
@@ -274,12 +287,19 @@ class Optimizer(torch.optim.Optimizer):
         OBABO and ABOBA it is after a half kick, where ⟨p²⟩ = τ/(1 − h²/4) on a unit harmonic well. nan for
         overdamped parts, which have no momenta.
         """
+        self.settle()
         return temperatures(self)
 
     @torch.no_grad()
     def violation(self) -> Any:
         """The largest constraint violation |g|, 0 where nothing is constrained; with replicas one for each."""
+        self.settle()
         return largest_violation(self)
+
+    @property
+    def acceptance(self) -> Any:
+        """The share of proposals that were accepted, with replicas one for each; nan where nothing was proposed."""
+        return acceptance(self)
 
     @property
     def skipped(self) -> int:
@@ -299,6 +319,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, to be saved by torch.save."""
+        self.settle()
         with torch.no_grad():
             commit([one for row in self.rows for one in row.rhythm.notice(row)])
         packed = with_every_parameter(super().state_dict(), self.rows)
@@ -317,6 +338,7 @@ class Optimizer(torch.optim.Optimizer):
             state_dict = given
             commit([one for row in self.rows for one in row.rhythm.unload(row)])  # the checkpoint says who sleeps
 
+        self.settle()
         traced.leave(self)
         hook = self.register_load_state_dict_pre_hook(last)
         try:

@@ -22,7 +22,9 @@ __all__ = ["Part"]
 
 Named = list[tuple[str, torch.Tensor]]
 
-NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
+NUMERIC = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay", "mass")
+ENTRYWISE = ("friction", "mass")  # may hold a number for each entry of a parameter
+RULES: dict[str, dict[str, Any]] = {"friction": {"allow_infinite": True}, "mass": {"allow_zero": False}}
 
 DEFAULTS: dict[str, Any] = {
     "word": "X",
@@ -32,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "coupling": 0.1,
     "noise": 0.01,
     "weight_decay": 0.0,
+    "mass": 1.0,
     "thermostat": 0.1,
     "normalised": False,
     "metric": None,
@@ -52,7 +55,8 @@ class Part:
         word: the dynamics, e.g. ``"X"`` (SGD, SGLD), ``"BAOAB"`` (Langevin), ``"BACDEDCAB"`` (adaptive).
         on: the surface the parameters stay on, e.g. ``tether.Orthogonal()``; `Free` is none.
         lr: step size h.
-        friction: γ of the letter O; 0 is Hamiltonian, ``inf`` redraws the momenta.
+        friction: γ of the letter O; 0 is Hamiltonian, ``inf`` redraws the momenta. A tensor that broadcasts to the
+            parameter is a friction for each entry.
         temperature: τ; the dynamics samples exp(−L/τ), and 0 is noiseless.
         coupling: ε of the thermostat letter E.
         noise: σ_A, the strength of the applied noise of the letters D and F.
@@ -67,6 +71,8 @@ class Part:
             h·nap.
         nap: the number of steps that they sleep.
         merge: after so many steps, take the mean with a slow copy that has made one step of the same total length.
+        mass: m of the kinetic energy pᵀM⁻¹p/2. A heavy entry moves slowly, averages are the same. A tensor that
+            broadcasts to the parameter is a mass for each entry.
     """
 
     where: str = "*"
@@ -87,6 +93,7 @@ class Part:
     asleep: float | None = None
     nap: int | None = None
     merge: int | None = None
+    mass: float | torch.Tensor | None = None
 
     def __new__(cls, *_: Any, **given: Any) -> Part:
         """Refuse unknown fields, and suggest the nearest known one."""
@@ -110,7 +117,10 @@ def check(row: Mapping[str, Any]) -> None:
     where = f"part {row['where']!r}"
     parse(row["word"])
     for name in NUMERIC:
-        number(where, name, row[name], allow_infinite=name == "friction", replicas=None)
+        if name in ENTRYWISE and isinstance(row[name], torch.Tensor) and row[name].dim() > 1:
+            entrywise(where, name, row[name])
+        else:
+            number(where, name, row[name], replicas=None, **RULES.get(name, {}))
     number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
     if not isinstance(row["on"], Surface | Free):
         raise TypeError(f"{where}: on={row['on']!r} must be a surface, e.g. on=tether.Orthogonal()")
@@ -156,6 +166,7 @@ def number(
     *,
     allow_infinite: bool = False,
     allow_negative: bool = False,
+    allow_zero: bool = True,
     replicas: int | None = 0,
 ) -> Any:
     """The value as a float, or as a tensor with one entry for each replica. Raises if it is not in range.
@@ -163,20 +174,34 @@ def number(
     `replicas` is their number; None if that is not known yet.
     """
     rule = "a finite number" if allow_negative else ("0 or more (inf included)" if allow_infinite else "finite and ≥ 0")
+    rule = rule if allow_zero else "finite and > 0"
+    rules = {"allow_infinite": allow_infinite, "allow_negative": allow_negative, "allow_zero": allow_zero}
     vector = isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) > 0 and not value.is_complex()
     if vector and (replicas is None or len(value) == replicas):
         bounds = [float(value.min()), float(value.max())]  # if there is a nan, both are nan
         for x in bounds:
-            number(where, f"an entry of {name}", x, allow_infinite=allow_infinite, allow_negative=allow_negative)
+            number(where, f"an entry of {name}", x, **rules)
         return value
     if not (
         isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex())
     ):
         raise TypeError(f"{where}: {name}={value!r} is not a number; {name} must be {rule}, e.g. {name}=0.1")
     x = float(value)
-    if math.isnan(x) or (x < 0 and not allow_negative) or (math.isinf(x) and not (allow_infinite and x > 0)):
+    low = (x < 0 and not allow_negative) or (x == 0 and not allow_zero)
+    if math.isnan(x) or low or (math.isinf(x) and not (allow_infinite and x > 0)):
         raise ValueError(f"{where}: {name}={value!r} is out of range; {name} must be {rule}, e.g. {name}=0.1")
     return x
+
+
+def entrywise(where: str, name: str, value: torch.Tensor) -> torch.Tensor:
+    """A tensor with a number for each entry of a parameter. Raises if one of them is not in range."""
+    if not value.is_floating_point() or not value.numel():
+        raise TypeError(
+            f"{where}: {name} of shape {tuple(value.shape)} and {value.dtype} must hold real numbers, one for each "
+            "entry of the parameter"
+        )
+    number(where, name, value.detach().flatten(), replicas=None, **RULES.get(name, {}))
+    return value
 
 
 def known_fields(names: Iterable[str], caller: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tether.optimizer import Optimizer
-from tether.part import NUMERIC, matches, number
+from tether.part import NUMERIC, RULES, matches, number
 
 __all__ = ["Schedule"]
 
@@ -58,11 +58,10 @@ class Schedule:
         factor = self.factor(t)
         if not isinstance(factor, Real | torch.Tensor):
             raise TypeError(f"{where}: factor={factor!r} is not a number")
-        infinite = self.field == "friction"
         values = []
         for x in start:
             scaled = [float(factor) * y if factor else 0.0 for y in (x if isinstance(x, list) else [x])]
-            values.append([number(where, self.field, y, allow_infinite=infinite) for y in scaled])
+            values.append([number(where, self.field, y, **RULES.get(self.field, {})) for y in scaled])
         for i, value in zip(self.parts, values, strict=True):
             group = self.optimizer.param_groups[i]
             if isinstance(group[self.field], torch.Tensor):
@@ -86,5 +85,7 @@ class Schedule:
 
 
 def _plain(value: Any) -> Any:
-    """A number, or a list with one for each replica."""
-    return value.tolist() if isinstance(value, torch.Tensor) else float(value)
+    """A number, or a list with one for each replica or entry."""
+    if isinstance(value, torch.Tensor):
+        return value.flatten().tolist() if value.dim() else value.item()
+    return float(value)

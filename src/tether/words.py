@@ -57,6 +57,11 @@ class Word:
         return not self.program
 
     @cached_property
+    def uses(self) -> frozenset[str]:
+        """What it needs, and what it can do without."""
+        return self.needs.union(symbol for name in self.text for symbol in LETTERS[name].options)
+
+    @cached_property
     def kinetic(self) -> bool:
         """Does a kick act on momenta, so that there is a kinetic temperature?"""
         return any(LETTERS[name].kicks and not LETTERS[name].moves for name in self.text)

@@ -30,21 +30,16 @@ def slope(z: torch.Tensor) -> torch.Tensor:
     return z / (1 + z**2) ** 2
 
 
-def misfit(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The mean of φ(a·θ − b) over a batch."""
-    return bump(output - target).mean()
-
-
 class Layers(nn.Module):
-    """a·θ, with θ in several layers of equal size."""
+    """a·θ of many θ at once, each in several layers of equal size; the first axis of a parameter is the copy."""
 
-    def __init__(self, size: int, layers: int) -> None:
+    def __init__(self, copies: int, size: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(size // layers, 1, bias=False) for _ in range(layers))
+        shape = copies, size // layers
+        self.layers = nn.ParameterList(nn.Parameter(torch.randn(shape) / size**0.5) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        pieces = x.split(x.shape[-1] // len(self.layers), -1)
-        return torch.stack([layer(piece) for layer, piece in zip(self.layers, pieces, strict=True)]).sum(0)
+        return (torch.cat(list(self.layers), 1) * x).sum(1)
 
 
 def bound(start: float, h: Any, T: int, L: float, M: float, layers: int, k: int) -> Any:
@@ -118,27 +113,26 @@ class Bounds(Experiment):
     def descend(self, layers: int, k: int, seed: int) -> Results:
         """Mean ‖∇f‖² over all steps and over the second half, step sizes × runs; and f at the start."""
         A, b = self.problem(seed)
-        h: Any = each(self.rates, self.runs)
-        cells = len(self.rates)
-        first = tether.Replicas(partial(Layers, self.size, layers), self.runs, seed=seed)
-        nets = tether.Replicas(partial(Layers, self.size, layers), cells * self.runs, seed=seed)
+        cells, g = len(self.rates), torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        nets, first = Layers(cells * self.runs, self.size, layers), Layers(self.runs, self.size, layers)
         with torch.no_grad():
             for p, one in zip(nets.parameters(), first.parameters(), strict=True):
-                p.copy_(one.repeat(cells, 1, 1))
-        squares = []
-
-        @torch.no_grad()
-        def look(step: int, *_: Any) -> None:
-            z = torch.cat([p[:, 0] for p in nets.parameters()], 1) @ A.T - b.T
-            squares.append((slope(z) @ A / self.points).square().sum(1))
-
-        θ = torch.cat([p.detach()[:, 0] for p in nets.parameters()], 1)
-        start = bump(θ @ A.T - b.T).mean(1)[: self.runs]
-        look(0)
-        opt = tether.methods.multirate_sgd(nets, f"layers.{layers - 1}.*", k, k * h, momentum=0.0)
-        steps = self.steps - self.steps % k
-        tether.train(nets, opt, (A, b), misfit, steps, 1, 1, [look], replacement=True, seed=seed, progress=False)
-        found = torch.stack(squares[:-1]).view(steps, cells, self.runs)
+                p.copy_(one.repeat(cells, 1))  # run i of every step size has the same start and the same points
+            start = bump(torch.cat(list(first.layers), 1) @ A.T - b.T).mean(1)
+        h: Any = each(self.rates, self.runs)
+        fast = f"layers.{layers - 1}"
+        opt = tether.methods.multirate_sgd(nets, fast, k, k * h, momentum=0.0, batch_dims=1)
+        steps, squares = self.steps - self.steps % k, []
+        for _ in range(steps):
+            with torch.no_grad():
+                z = torch.cat(list(nets.layers), 1) @ A.T - b.T
+                squares.append((slope(z) @ A / self.points).square().sum(1))
+            i = torch.randint(self.points, (self.runs,), generator=g).repeat(cells)
+            opt.zero_grad()
+            bump(nets(A[i]) - b[i, 0]).sum().backward()
+            opt.step()
+        found = torch.stack(squares).view(steps, cells, self.runs)
         return {"mean": found.mean(0), "late": found[steps // 2 :].mean(0), "start": start, "steps": steps}
 
     def times(self) -> Results:

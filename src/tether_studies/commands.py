@@ -23,7 +23,7 @@ Action = Callable[[argparse.Namespace], int]
 
 
 def list_studies(parser: argparse.ArgumentParser) -> Action:
-    """A line for each study."""
+    """A line for each study: the minutes of one core at its default scale, what it shows, and the data it needs."""
     _out(parser)
     return _list
 
@@ -70,6 +70,7 @@ def _out(parser: argparse.ArgumentParser) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     from tether_studies import studies
+    from tether_studies.needs import MINUTES
     from tether_studies.report import results, scale_of
 
     found = {one["name"]: one for one in results(options.out)}
@@ -79,7 +80,9 @@ def _list(options: argparse.Namespace) -> int:
         if done:
             said = ", ".join(claim["verdict"] for claim in done["claims"])
             verdicts = f"  [{scale_of(done)}: {_printable(said)}]"
-        print(f"{name:<{width}}  {study.title} ({study.source}){verdicts}")
+        time = f"{MINUTES[name]} min" if name in MINUTES else "? min"
+        needs = f"  needs {', '.join(one.rpartition(':')[2] for one in study.data)}" if study.data else ""
+        print(f"{name:<{width}}  {time:>6}  {study.title} ({study.source}){needs}{verdicts}")
     return 0
 
 

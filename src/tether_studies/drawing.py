@@ -8,7 +8,7 @@ import numpy as np
 
 from tether_studies.judges import mean_error
 
-__all__ = ["WHOLE", "curves", "draw_bars", "draw_curves", "draw_means", "lines", "subplots"]
+__all__ = ["WHOLE", "beside", "curves", "draw_bars", "draw_curves", "draw_means", "lines", "subplots"]
 
 WHOLE = "whole network"
 Pieces = Mapping[str, Mapping[str, Any]]
@@ -42,6 +42,25 @@ def curves(
     for axis in panels[-1]:
         axis.set_xlabel(x)
     return figure, by_group
+
+
+def beside(published: Mapping[str, tuple[float, float]], measured: Mapping[str, Any], label: str) -> Any:
+    """Published means with their standard deviations beside the means and deviations of our runs, a row for each name.
+
+    The runs themselves are dots; a deviation that is not published is nan.
+    """
+    figure, axis = subplots(figsize=(6.4, 1 + 0.5 * len(published)))
+    for i, (name, (mean, deviation)) in enumerate(published.items()):
+        runs = np.ravel(measured[name])
+        bar = 0 if math.isnan(deviation) else deviation
+        axis.errorbar(mean, i + 0.12, xerr=bar, fmt="s", color="#c2452d", capsize=3, label="" if i else "published")
+        ours = {"fmt": "o", "color": "#1f5fa8", "capsize": 3, "label": "" if i else "measured"}
+        axis.errorbar(runs.mean(), i - 0.12, xerr=runs.std(ddof=1) if len(runs) > 1 else 0, **ours)
+        axis.plot(runs, np.full(len(runs), i - 0.12), ".", color="0.6", ms=3, zorder=0)
+    axis.set_yticks(range(len(published)), list(published))
+    axis.set(xlabel=f"{label}; bars are standard deviations", ylim=(len(published) - 0.5, -0.5))
+    axis.legend()
+    return figure
 
 
 def draw_curves(axis: Any, found: Pieces, key: str, x: str = "steps", band: str = "error", **style: Any) -> None:

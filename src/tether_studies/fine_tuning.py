@@ -59,10 +59,11 @@ def frozen_but(model: nn.Module, trained: Iterable[str]) -> list[nn.Parameter]:
 class Trainee:
     """A copy of a model with its method, and the random numbers of its dropout."""
 
-    def __init__(self, model: nn.Module, made: Recipe, steps: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, made: Recipe, steps: int, seed: int, tempered: bool = True) -> None:
         self.net = copy.deepcopy(model).train()
         self.opt = made(self.net, seed)
-        self.fall = LambdaLR(self.opt, lambda n: 1 - n / steps)
+        self.tempered = tempered  # gradients clipped, step sizes falling to 0
+        self.fall = LambdaLR(self.opt, lambda n: 1 - n / steps if tempered else 1.0)
         self.draws = torch.Generator().manual_seed(seed).get_state()
         self.seconds = 0.0
 
@@ -75,7 +76,8 @@ class Trainee:
             self.opt.zero_grad()
             found = loss(self.net, batch)
             found.backward()
-            nn.utils.clip_grad_norm_([param for param in params if param.grad is not None], 1.0)
+            if self.tempered:
+                nn.utils.clip_grad_norm_([param for param in params if param.grad is not None], 1.0)
             self.opt.step()
             self.fall.step()
             losses.append(float(found.detach()))
@@ -96,6 +98,7 @@ class FineTuning(Experiment):
     tried: tuple[float, ...]  # step sizes to try on data held out
     timed: int  # steps, to compare speeds
     tests: Any  # on how many a network is tested
+    tempered: bool  # gradients clipped to norm 1, step sizes falling to 0
 
     def model(self, seed: int) -> nn.Module:
         raise NotImplementedError
@@ -128,7 +131,7 @@ class FineTuning(Experiment):
     def train(self, made: Recipe, seed: int, held_out: bool = False) -> Results:
         """Losses of all batches, and in the end the accuracy in per cent."""
         batches, tests = self.sets(seed, held_out)
-        trainee = Trainee(self.model(seed), made, len(batches), seed)
+        trainee = Trainee(self.model(seed), made, len(batches), seed, self.tempered)
         losses = trainee.walk(batches, self.loss)
         trainee.net.eval()
         with torch.no_grad():
@@ -138,7 +141,7 @@ class FineTuning(Experiment):
     def by_turns(self, seed: int) -> Results:
         """Processor seconds of a step, one for each method: a few turns of each, so that a busy machine is fair."""
         batches, model = self.sets(seed, False)[0][: self.timed], self.model(seed)
-        trainees = [Trainee(model, self.known[name](1e-3), len(batches), seed) for name in self.methods]
+        trainees = [Trainee(model, self.known[name](1e-3), len(batches), seed, self.tempered) for name in self.methods]
         for trainee in trainees:
             trainee.walk(batches[:1], self.loss)
             trainee.seconds = 0.0

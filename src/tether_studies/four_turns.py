@@ -49,10 +49,10 @@ class Classifiers(Experiment):
         with one set of parameters AdLaLa is ahead of Adam with any in the range, 100 nodes
             | Figure 3.10: consistently outperforms
     """
-    runs: int = at(4, quick=2, full=20)  # of Figure 3.9
+    runs: int = at(4, quick=2, long=16, full=20)  # of Figure 3.9
     nodes: int = at(500, quick=40)
     times: tuple[int, ...] = at((20_000, 40_000, 60_000), quick=(20, 40, 60))
-    sweep_runs: int = at(6, quick=2, full=20)  # of Figure 3.10
+    sweep_runs: int = at(6, quick=2, long=16, full=20)  # of Figure 3.10
     sweep_nodes: int = at(100, quick=20)
     sweep_steps: int = at(20_000, quick=60, full=50_000)
     grid: int = at(300, quick=120, full=1000)  # points along a side, for the curvature
@@ -164,7 +164,7 @@ class Hybrid(Experiment):
     nodes: int = at(100, quick=20)
     first: int = at(2_500, quick=50)
     steps: int = at(50_000, quick=150)
-    runs: int = at(4, quick=2, full=20)
+    runs: int = at(4, quick=2, long=10, full=20)
 
     def run(self, lab: Lab) -> Results:
         """Test accuracies, step sizes × runs."""
@@ -240,10 +240,12 @@ class AppliedNoise(Experiment):
         provided it is small, the temperature τ₁ hardly matters | relatively agnostic
         too large a temperature gives poor accuracy | poor, in words
     """
-    temperatures: tuple[float, ...] = at((1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2), quick=FEW, full=MANY)
+    temperatures: tuple[float, ...] = at(
+        (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2), quick=FEW, long=(1e-8, 1e-5, 1e-4, 1e-2), full=MANY
+    )
     nodes: int = at(100, quick=20)
     steps: int = at(50_000, quick=150)
-    runs: int = at(3, quick=2, full=10)
+    runs: int = at(3, quick=2, long=10, full=10)
     start: float = 0.0  # standard deviation of the first weights
 
     def run(self, lab: Lab) -> Results:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tether
+from tether_studies.files import note
 
 __all__ = ["Convolutional", "Pair", "digits", "errors", "first_digits", "perceptron", "pictures", "read", "tested"]
 
@@ -58,8 +59,10 @@ def read(train: bool) -> Pair:
 
 @lru_cache(2)
 def pictures(train: bool, count: int) -> Pair:
-    """CIFAR-10's first so many, with mean about 0 and deviation about 1, and their labels."""
+    """CIFAR-10's first so many, with mean about 0 and deviation about 1, and labels; a note if there are fewer."""
     x, y = read(train)
+    if len(x) < count:
+        note(f"CIFAR-10 has {len(x):,} {'training' if train else 'test'} images here, {count:,} were asked for")
     return (x[:count].float() / 255 - 0.5) / 0.25, y[:count]
 
 

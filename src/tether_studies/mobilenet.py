@@ -89,7 +89,8 @@ class MobileNet(FineTuning):
 
     The thesis has ResNet-34 on CIFAR-10 and ResNet-50 on CIFAR-100, all images, 20 runs, h/k = 0.001 for every method.
     Here each run has few images, seen often, for of many the slow part sees too few in some hundred steps
-    (docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike.
+    (docs/finetuning.md). Gradients are clipped and step sizes fall to 0, for all alike (`tempered`); these steps are 20
+    times as large as the thesis's. --long has its regime: constant steps of 0.003 without clipping, 1,870 of them.
     """
 
     says = """
@@ -101,14 +102,15 @@ class MobileNet(FineTuning):
     """
     known = METHODS
     picture = ("mobilenet", "MobileNetV2 on CIFAR-10")
-    runs: int = at(3, quick=2, full=20)
-    images: int = at(640, quick=32, full=50_000)  # to train on
-    epochs: int = at(10, quick=1, full=5)
-    tests: int = at(1000, quick=100, full=10_000)
+    runs: int = at(3, quick=2, long=5, full=20)
+    images: int = at(640, quick=32, long=10_000, full=50_000)  # to train on
+    epochs: int = at(10, quick=1, long=6, full=5)
+    tests: int = at(1000, quick=100, long=5000, full=10_000)
+    tempered: bool = at(True, long=False, full=False)  # clipped, and step sizes falling to 0
     size: int = at(64, quick=32, full=224)  # pixels
     timed: int = at(20, quick=2)  # steps, to compare speeds
     methods: tuple[str, ...] = at((FULL, OURS, ALONE), full=tuple(METHODS))
-    sizes: tuple[float, ...] = at((0.02, 0.02, 0.03), full=(0.02, 0.02, 0.03, 0.02, 0.1))  # of multirate h/k
+    sizes: tuple[float, ...] = at((0.02, 0.02, 0.03), long=(0.003,) * 3, full=(0.001,) * 5)  # of multirate h/k
     tried: tuple[float, ...] = at((), quick=(0.02,))  # step sizes to try on images held out
 
     def model(self, seed: int) -> nn.Module:
@@ -123,7 +125,7 @@ class MobileNet(FineTuning):
         x, y = prepared(images[chosen], self.size), labels[chosen]
         tests = (images[others], labels[others]) if held_out else read(train=False)
         x_test, y_test = prepared(tests[0][: self.tests], self.size), tests[1][: self.tests]
-        epochs = [torch.randperm(self.images, generator=generator).split(32) for _ in range(self.epochs)]
+        epochs = [torch.randperm(len(x), generator=generator).split(32) for _ in range(self.epochs)]
         batches = [(x[which], y[which]) for epoch in epochs for which in epoch if len(which) == 32]
         return batches, list(zip(x_test.split(100), y_test.split(100), strict=True))
 

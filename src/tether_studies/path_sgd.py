@@ -15,10 +15,11 @@ import tether
 from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
 from tether_studies.images import Pair, tested
-from tether_studies.judges import Judgement, every, less, yes
+from tether_studies.judges import Judgement, every, no_worse, yes
 from tether_studies.quantities import Quantity, within
 
 OURS = "Path-SGD"
+MARGIN = 0.5  # points of test error
 METHODS = {  # of a step size
     "SGD": partial(recipe, "sgd"),
     "AdaGrad": partial(recipe, "Adagrad"),
@@ -77,7 +78,7 @@ def train(model: nn.Module, made: Any, pairs: tuple[Pair, Pair], seed: int, h: f
 
 @study("path-sgd", "Path-SGD slides, experiments without and with dropout", ("mnist",))
 class PathSGD(Experiment):
-    """Path-SGD is invariant to rescaling and the best from an unbalanced start
+    """Path-SGD is invariant to rescaling and works well from an unbalanced start
 
     Two hidden layers of ReLU nodes, batch 100, with and without dropout of one half after each. The unbalanced start
     computes the same function as the balanced one: each hidden node has its incoming weights multiplied and its
@@ -92,7 +93,7 @@ class PathSGD(Experiment):
 
     says = """
         Path-SGD goes the same way from both starts: it is invariant to rescaling | a property of the update rule
-        from an unbalanced start Path-SGD has the lowest test error
+        from an unbalanced start Path-SGD works well: no worse than SGD and AdaGrad by half a point of test error
             | “seems to work well compared to constant step size SGD and AdaGrad”; given as curves
         and from a balanced start too
             | “seems to work well compared to constant step size SGD and AdaGrad”; given as curves
@@ -144,7 +145,9 @@ class PathSGD(Experiment):
                 found = within(results, dropout, start)
                 of = ERROR.of(found)
                 texts.append(f"{dropout}: {ERROR.listed(found)}")
-                judged |= {f"{dropout}, {x}": less(of[OURS], of[x]) for x in METHODS if x != OURS}
+                for x in METHODS:
+                    if x != OURS:
+                        judged[f"{dropout}, {x}"] = no_worse(-of[OURS], -of[x], within=MARGIN)
             yield "test error in %, " + "; ".join(texts), every(judged)
 
     def draw(self, results: Results) -> Figures:

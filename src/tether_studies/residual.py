@@ -1,5 +1,5 @@
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,18 +9,22 @@ from torch.nn.functional import avg_pool2d, cross_entropy, pad
 
 import tether
 from tether_studies.drawing import curves
-from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
+from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, pictures, tested
 from tether_studies.judges import less, more, plus_minus
+from tether_studies.precision import casting, channels_last, in_bfloat16
 from tether_studies.quantities import at_end
 
-H = 0.1
-METHODS = {  # and the factor of a decay of the step size
-    "SGD-m": (recipe("SGD", lr=H, momentum=0.9), 0.1),
-    "SGD-m, WD": (recipe("SGD", lr=H, momentum=0.9, weight_decay=5e-4), 0.1),
-    "o-CoLA-ud": (recipe("orthogonal_cola_ud", lr=math.sqrt(H), friction=0.5, free=["head.*"]), math.sqrt(0.1)),
-    "SGD": (recipe("SGD", lr=H), 1.0),
-    "o-CoLA-od": (recipe("orthogonal_cola_od", lr=H, free=["head.*"]), 1.0),
+H, MOMENTUM, WARM = 0.1, 0.9, 3  # WARM: epochs in which the step size rises to H, as in the authors' program
+OURS = "o-CoLA-ud"
+METHODS: dict[
+    str, tuple[Callable[[list[str]], Recipe], float]
+] = {  # by what they leave free; and the factor of a decay of the step size
+    "SGD-m": (lambda free: recipe("SGD", lr=H, momentum=MOMENTUM), 0.1),
+    "SGD-m, WD": (lambda free: recipe("SGD", lr=H, momentum=MOMENTUM, weight_decay=5e-4), 0.1),
+    OURS: (lambda free: recipe("orthogonal_cola_ud", lr=math.sqrt(H), friction=0.5, free=free), math.sqrt(0.1)),
+    "SGD": (lambda free: recipe("SGD", lr=H), 1.0),
+    "o-CoLA-od": (lambda free: recipe("orthogonal_cola_od", lr=H, free=free), 1.0),
 }
 TRAINING, LOSS = at_end("training loss", "training loss", 3), at_end("loss", "test loss", 3)
 ACCURACY = at_end("accuracy", "test accuracy %", 3)
@@ -47,8 +51,9 @@ class Block(nn.Module):
 class Residual(nn.Module):
     """Stages of blocks, each with twice the channels and half the side of the one before; (3, 4, 6, 3) is ResNet-34."""
 
-    def __init__(self, width: int, blocks: Sequence[int]) -> None:
+    def __init__(self, width: int, blocks: Sequence[int], precision: str = "float32") -> None:
         super().__init__()
+        self.precision = precision
         layers: list[nn.Module] = [*normed(3, width, 3, 1), nn.ReLU()]
         inputs = width
         for stage, count in enumerate(blocks):
@@ -58,9 +63,13 @@ class Residual(nn.Module):
                 inputs = outputs
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(inputs, 10)
+        if in_bfloat16(precision):
+            channels_last(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x))
+        """The logits. Only here bfloat16 may be at work: surfaces need their products in full."""
+        with casting(self.precision):
+            return self.head(self.body(x)).float()
 
 
 class Shifted:
@@ -94,7 +103,9 @@ class Orthogonal(Experiment):
 
     The thesis trains ResNet-34 on 50,000 images of 32 × 32 pixels for 150 epochs; by default this is a net of eight
     layers on images of 16 × 16 pixels. The weight decay (5e-4 here) and which layers are constrained are not given
-    there.
+    there. With γ = 0.5 the momentum exp(−γh) is 0.85 at first, and rises when h falls. The authors' program differs,
+    and --long and --full follow it (`authors`): momentum 0.9 throughout, γ = −ln 0.9/h; three epochs in which the step
+    size rises; every weight orthogonal but those of the first convolution; colours normalised one by one.
     """
 
     says = """
@@ -108,11 +119,13 @@ class Orthogonal(Experiment):
     """
     columns = (TRAINING, LOSS, ACCURACY)
     caption = "{runs} runs of {epochs} epochs on {images:,} images"
-    runs: int = at(3, quick=2, full=5)
-    epochs: int = at(24, quick=3, full=150)
-    images: int = at(2000, quick=100, full=50_000)
-    tests: int = at(2000, quick=100, full=10_000)
-    size: int = at(16, quick=8, full=32)  # pixels along a side, means over squares of the originals
+    runs: int = at(3, quick=2, long=8, full=5)
+    epochs: int = at(24, quick=3, long=40, full=150)
+    images: int = at(2000, quick=100, long=5000, full=50_000)
+    tests: int = at(2000, quick=100, long=5000, full=10_000)
+    precision: str = at("float32", long="auto", full="auto")  # of convolutions: bfloat16 where the processor has it
+    authors: bool = at(False, long=True, full=True)  # the settings of their program
+    size: int = at(16, quick=8, long=32, full=32)  # pixels along a side, means over squares of the originals
     width: int = at(16, quick=4, full=64)  # channels of the first stage
     blocks: tuple[int, ...] = at((1, 1, 1), full=(3, 4, 6, 3))  # in each stage
 
@@ -124,22 +137,34 @@ class Orthogonal(Experiment):
         """Train once; training and test loss and test accuracy after every epoch."""
         sets = [pictures(train, count) for train, count in ((True, self.images), (False, self.tests))]
         (x, y), test = ((avg_pool2d(x, 32 // self.size), y) for x, y in sets)
+        if self.authors:
+            mean, deviation = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
+            x, test = (x - mean) / deviation, ((test[0] - mean) / deviation, test[1])
         torch.manual_seed(seed)
-        net = Residual(self.width, self.blocks)
-        build, factor = METHODS[method]
-        batch = min(128, self.images)
-        per_epoch = -(-self.images // batch)
+        net = Residual(self.width, self.blocks, self.precision)
+        batch = min(128, len(y))
+        per_epoch = -(-len(y) // batch)  # of the images that are here
+        opt = METHODS[method][0](["body.0.*"] if self.authors else ["head.*"])(net, seed)
 
         def epoch(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
-            if step // per_epoch in self.drops():
-                for group in opt.param_groups:
-                    group["lr"] *= factor
+            self.pace(opt, method, step // per_epoch)
             (loss, _), (test_loss, accuracy) = tested(net, x, y), tested(net, *test)
             return {"training loss": loss, "loss": test_loss, "accuracy": accuracy}
 
         data, steps = Shifted(x, y, batch, seed), self.epochs * per_epoch
-        record = tether.train(net, build(net, seed), data, cross_entropy, steps, log_every=per_epoch, callbacks=[epoch])
+        self.pace(opt, method, 0)
+        record = tether.train(net, opt, data, cross_entropy, steps, log_every=per_epoch, callbacks=[epoch])
         return {"epochs": np.array(record.steps) / per_epoch, **record.metrics}
+
+    def pace(self, opt: torch.optim.Optimizer, method: str, epoch: int) -> None:
+        """Set the step size from this epoch on; with it the friction, if the momentum shall stay."""
+        factor, warm = METHODS[method][1], self.authors and epoch < WARM
+        part = (epoch + 1) / (WARM + 1) if warm else factor ** sum(epoch >= drop for drop in self.drops())
+        h = (math.sqrt(H * part) if warm else math.sqrt(H) * part) if method == OURS else H * part
+        for group in opt.param_groups:
+            group["lr"] = h
+            if self.authors and method == OURS:
+                group["friction"] = -math.log(MOMENTUM) / h
 
     def drops(self) -> list[int]:
         """The epochs after which step sizes fall."""

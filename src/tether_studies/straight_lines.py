@@ -210,7 +210,12 @@ class Widths(Experiment):
         yield said, every({name: near(line["accuracies"], 100, 0.5) for name, line in nets.items()})
         early, late = (barred(results["narrow"], layers) for layers in (SEVEN[:EARLY], SEVEN[EARLY:]))
         said = f"barriers on {100 * early.mean():.0f} % of the lines of layers 1 to 4 and {100 * late.mean():.0f} % of"
-        yield f"{said} later ones ({widths['narrow']})", more(early, late)
+        judged = {"more of the early ones": more(early, late)}
+        for i, layer in enumerate(SEVEN, 1):
+            share = float(barred(results["narrow"], (layer,)).mean())
+            told = f"barriers in {100 * share:.0f} % of the runs"
+            judged[f"layer {i}"] = yes(share > 0.5 if i <= EARLY else share < 0.5, told)
+        yield f"{said} later ones ({widths['narrow']})", every(judged)
         shapes, height = nets["narrow"]["shapes"], nets["narrow"]["barriers"]
         often = bool((shapes == "barrier").mean() > 0.5)
         yield counted(shapes), yes(often, f"more than half of {self.runs} runs")

@@ -1,5 +1,6 @@
 """Figures 3.6 to 3.8: what thermodynamic methods do to the weights, and how well they classify spirals."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 import tether
-from tether_studies.drawing import subplots
+from tether_studies.drawing import beside, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, recipe, study
 from tether_studies.judges import every, falls, less, more, near, no_worse, plus_minus, yes
 from tether_studies.planar import ACCURACY, BEST, WORST, Task, todo
@@ -86,7 +87,7 @@ class Weights(Experiment):
     """
     columns = (ACCURACY, WORST, BEST, given("thesis", "thesis %"), ZEROS)
     caption = "{runs} runs of {steps:,} steps"
-    runs: int = at(100, quick=4, full=1000)
+    runs: int = at(100, quick=4, long=1000, full=1000)
     steps: int = at(10_000, quick=100)
 
     def run(self, lab: Lab) -> Results:
@@ -136,9 +137,11 @@ class Weights(Experiment):
             row[2].text(0.98, 0.8, f"{accuracy:.1f} %", transform=row[2].transAxes, ha="right")
         for axis, title in zip(panels[0], kinds.values(), strict=True):
             axis.set_title(title, fontsize=10)
+        printed = {name: (mean, math.nan) for name, mean in PUBLISHED.items()}
+        means = beside(printed, ACCURACY.of(results, PUBLISHED), ACCURACY.name)
         figure.supxlabel("value; beyond ±8 in the outermost bins", fontsize=9)
         figure.suptitle(f"Parameters of {self.runs} runs, two-turn spiral (Figure 3.8)", fontsize=11)
-        return {"weights": figure}
+        return {"weights": figure, "accuracies": means}
 
 
 OVER_TIME = {

@@ -45,3 +45,30 @@ def test_killed_and_resumed_ends_at_the_same_bits(package, modules, tmp_path):
     assert report
     fine = {"steps": [killed.STEPS, killed.STEPS - killed.SAVE], "other bits": []}
     assert {case: found for case, found in report.items() if found != fine} == {}, done.stderr[-4000:]
+
+
+def test_ranks_that_torchrun_starts_again_end_at_the_same_bits(tmp_path):
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
+    # else restarted ranks may read the addresses of the dead ones
+    rest = {"env": environment(tmp_path) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "cwd": tmp_path}
+    rest |= {"capture_output": True, "text": True, "timeout": 900}
+    done = subprocess.run([*launch, str(HERE / "torchrun_cases.py"), str(tmp_path)], **rest)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for rank in range(2):
+        report = json.loads((tmp_path / f"report {rank}.json").read_text())
+        assert (report.pop("life"), report.pop("dead")) == (1, True)
+        assert len(report) == 10
+        assert {run: other for run, other in report.items() if other} == {}
+    example = HERE.parents[1] / "examples" / "with_torchrun.py"
+    done = subprocess.run([*launch, str(example), str(tmp_path)], **rest)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert re.fullmatch(r"(rank [01], step 100, violation \d\.\de-\d\d\n){2}", done.stdout)

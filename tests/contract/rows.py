@@ -33,6 +33,8 @@ class Row:
     activation: Callable[[], nn.Module] = nn.Tanh
     measured: bool = False  # by a metric: a step depends on all weights, and the network must be one it knows
     trains_at: float = 0.2  # a step size at which sixty steps help
+    gradients: int = 1  # in a step
+    tested: bool = False  # accepted or rejected by the energies
 
     def build(self, model: nn.Module, **options: Any) -> tether.Optimizer:
         return self.method(model, **{"lr": LR, **self.fields, **options})
@@ -55,11 +57,15 @@ ROWS = {
     "sgd": Row(methods.sgd, {}, noisy=False),
     "sgld": Row(methods.sgld, {"temperature": 1e-3}),
     "langevin": Row(methods.langevin, {"temperature": 1e-3}),
+    "hmc": Row(methods.hmc, {"steps": 3, "temperature": 1e-3}, closure=True, gradients=4, tested=True),
+    "mala": Row(methods.mala, {"lr": 0.01, "temperature": 1e-3}, closure=True, gradients=2, tested=True, trains_at=0.1),
     "langevin_in_layers": Row(methods.langevin_in_layers, {"friction": 0.5, "temperature": 1e-3}),
     "lol": Row(methods.lol, {"output_temperature": 1e-3}),
     "dhsgd": Row(methods.dhsgd, {}, noisy=False),
     "dhsgd_contractive": Row(methods.dhsgd_contractive, {}, noisy=False),
-    "dhsgd_contractive_heun": Row(methods.dhsgd_contractive, {"scheme": "heun"}, noisy=False, closure=True),
+    "dhsgd_contractive_heun": Row(
+        methods.dhsgd_contractive, {"scheme": "heun"}, noisy=False, closure=True, gradients=2
+    ),
     "adaptive_langevin": Row(methods.adaptive_langevin, {"temperature": 1e-3}),
     "adlala": Row(methods.adlala, {"temperature": 1e-3}),
     "circle_cola_od": cola(methods.circle_cola_od),
@@ -123,14 +129,20 @@ def train(model: nn.Module, opt: torch.optim.Optimizer, steps: int, start: int =
 
 
 def push(model: nn.Module, opt: torch.optim.Optimizer, scale: float = 1.0, steps: int = 1, without: str = "") -> None:
-    """Steps on gradients that are the same constants whatever the parameters; `without` one has none."""
+    """Steps on gradients that are the same constants whatever the parameters; `without` one has none.
+
+    The closure returns their energy, which is linear, so that Verlet conserves it and every proposal is accepted.
+    """
 
     def closure() -> torch.Tensor:
+        energy = torch.zeros((), dtype=torch.float64)
         for i, (name, param) in enumerate(model.named_parameters()):
             ramp = torch.linspace(-1, 1, max(param.numel(), 1), dtype=torch.float64)[: param.numel()]
             absent = not param.requires_grad or name == without
-            param.grad = None if absent else (scale * (ramp + 0.1 * i)).view(param.shape).to(param.dtype)
-        return torch.zeros(())
+            grad = (scale * (ramp + 0.1 * i)).view(param.shape).to(param.dtype)
+            param.grad = None if absent else grad
+            energy = energy if absent else energy + (grad.double() * param.detach().double()).sum()
+        return energy
 
     for _ in range(steps):
         opt.step(closure)
@@ -144,8 +156,9 @@ def snapshot(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Te
             if key != "step":  # counted in the groups; here it only stands for a parameter without momenta
                 values[f"{key} {name}"] = torch.as_tensor(value).clone()
     for i, group in enumerate(opt.param_groups):
-        for key in ("step", "previous_lr", "thermostat"):
-            values[f"{key} of group {i}"] = torch.as_tensor(group[key]).clone()
+        for key in ("step", "previous_lr", "thermostat", "tested"):
+            if key in group:
+                values[f"{key} of group {i}"] = torch.as_tensor(group[key]).clone()
     return values
 
 

@@ -52,7 +52,8 @@ def everything(model, opt):
             if not (key == "momentum" and not x.any()):  # made at rest: no change
                 values[f"{key} {name}"] = x.clone()
     for i, group in enumerate(opt.param_groups):
-        values |= {f"{key} {i}": torch.as_tensor(group[key]) for key in ("step", "previous_lr", "thermostat")}
+        keys = [key for key in ("step", "previous_lr", "thermostat", "tested") if key in group]
+        values |= {f"{key} {i}": torch.as_tensor(group[key]) for key in keys}
     values["clock"] = torch.tensor(opt.clock.step)
     return values
 
@@ -80,7 +81,7 @@ class Run:
             torch._foreach_add_(pull, self.noise[number % len(self.noise)])
             for x, g in zip(self.params, pull, strict=True):
                 x.grad = g if x.requires_grad else None
-            return torch.zeros(())
+            return torch.zeros(self.opt.lanes.rows)
 
         self.opt.step(closure)
 

@@ -8,11 +8,11 @@ from rows import ROWS, assert_same, closure_for, every_method, network, snapshot
 
 import tether
 
-# which of the step's gradients goes wrong; only Heun's scheme takes a second one
+# which of the step's gradients goes wrong; only Heun's scheme takes a second one. Proposals are rejected then.
 CASES = [
     pytest.param(name, call, id=f"{name}, gradient {call}")
     for name, row in ROWS.items()
-    for call in ((1, 2) if row.closure else (1,))
+    for call in ((1, 2) if row.closure and not row.tested else (1,))
 ]
 every_gradient = pytest.mark.parametrize(("name", "bad_call"), CASES)
 

@@ -299,7 +299,8 @@ def test_a_finite_gradient_whose_sum_overflows_is_finite(name):
     assert model[0].weight.grad.abs().sum() == math.inf
     for key, param in model.named_parameters():
         assert not param.isnan().any()
-        assert not torch.equal(param, start[f"θ {key}"])
+        # energies of 1e38 are known to no more than 1e22: a proposal may be rejected
+        assert ROWS[name].tested or not torch.equal(param, start[f"θ {key}"])
 
 
 @every_method

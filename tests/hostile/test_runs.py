@@ -460,7 +460,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypat
 
 
 def test_a_file_that_a_setting_names_is_read_before_the_work_begins(tmp_path):
-    study = import_module("tether_studies.between_classes").BetweenClasses
+    study = import_module("tether_studies.people").People
     with pytest.raises(FileNotFoundError, match=r"nobody\.csv"):
         study(people=str(tmp_path / "nobody.csv")).run(None)
 

@@ -32,6 +32,7 @@ CASES = [
     ),
     ("layer_paths", lambda net, data: measure.layer_paths(net, start_of(net), net.state_dict(), data, 3)),
     ("path_norm", lambda net, data: measure.path_norm(net[0])),
+    ("path_vector", lambda net, data: measure.path_vector(net[0])),
     ("boundary", lambda net, data: measure.boundary(planar(net), (-1, 1, -1, 1), grid=9)),
     ("boundary_curvature", lambda net, data: measure.boundary_curvature(planar(net), (-1, 1, -1, 1), grid=9)),
     (
@@ -62,6 +63,9 @@ CASES = [
     ("minimum_norm", lambda net, data: measure.minimum_norm(data[0], torch.ones(12, 4), net[:2], start=net[:2])),
     ("hard_margin", lambda net, data: measure.hard_margin(data[0], data[0][:, 0] > 0, column(net))),
     ("margin", lambda net, data: measure.margin(net, data)),
+    ("gradient_norms", lambda net, data: measure.gradient_norms(net, shuffled(data))),
+    ("jacobian_spectrum", lambda net, data: measure.jacobian_spectrum(net, data[0])),
+    ("jacobian_spectrum, Lanczos", lambda net, data: measure.jacobian_spectrum(net, data[0][:2], top=1)),
     ("homogeneity", lambda net, data: measure.homogeneity(net, data)),
     ("gradient_noise", lambda net, data: measure.gradient_noise(net, data, 3)),
     ("gradient_noise, one by one", lambda net, data: measure.gradient_noise(net, data, 3, one_by_one=True)),

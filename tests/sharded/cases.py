@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
 from rows import ROWS, closure_for, network
 
 STEPS = 20
-METHODS = [name for name, row in ROWS.items() if not row.measured]
+METHODS = [name for name, row in ROWS.items() if not (row.measured or row.tested)]
 
 
 def placed(model, mesh, placements):
@@ -247,6 +247,26 @@ def ddp(rank, world):
             one(mine).square().mean().backward()
             opt.step()
     return max(float((a - b).abs().max()) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+
+
+def exchanged(rank, world):
+    """Sharded after the optimizer was made, whose groups get the new parameters, as Accelerate does it."""
+    found = {}
+    for name in ("orthogonal_cola_ud", "adlala", "multirate_sgd", "random_subset", "composite_sgd"):
+        model, alone = network(name, dtype=torch.float64), network(name, dtype=torch.float64)
+        opt, other = ROWS[name].build(model), ROWS[name].build(alone)
+        names = {id(param): key for key, param in model.named_parameters()}
+        order = [[names[id(param)] for param in group["params"]] for group in opt.param_groups]
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        new = dict(model.named_parameters())
+        for group, mine in zip(opt.param_groups, order, strict=True):
+            group["params"] = [new[key] for key in mine]
+        for one, mine in ((model, opt), (alone, other)):
+            train(one, mine, STEPS, real=True)
+        with opt.awake(), other.awake():
+            here, wanted = whole(model), whole(alone)
+        found[name] = max(float((here[key] - wanted[key]).abs().max()) for key in wanted)
+    return found
 
 
 # Trouble

@@ -22,7 +22,7 @@ CASES = {
     3: [(name, "rows", torch.float64) for name in cases.METHODS],
     4: [(name, how, torch.float64) for how in ("hsdp", "fsdp", "tensor parallel") for name in cases.METHODS],
 }
-JOBS = ("messages", "ddp", "on_a_device", "fallbacks", "trouble", "constrained", "mixed", "refused")
+JOBS = ("messages", "ddp", "on_a_device", "fallbacks", "trouble", "constrained", "mixed", "exchanged", "refused")
 
 
 @cache
@@ -112,6 +112,11 @@ def test_constraints_of_other_optimizers():
         assert found["circles"][1] <= 0.3 + 1e-9
         assert found["sphere"][2] <= 0.5 + 1e-9
         assert found["orthogonal"][3] <= 1e-9
+
+
+def test_parameters_that_were_sharded_after_the_optimizer_was_made():
+    for found in result(3, "exchanged"):
+        assert max(found.values()) <= 1e-12
 
 
 def test_plain_parameters_beside_sharded_ones():

@@ -10,6 +10,8 @@ from torch import nn
 from tether_studies import between_classes, degenerate_minima, influences, lines, minimum_norms, separators
 from tether_studies.blocks import BLOCKS, LAYERS, Training, brightened, norm_groups, residual, train, unnormed, vgg
 from tether_studies.cases import BARE_HIGH, SLOW_LOW, Case, resisting, split
+from tether_studies.precision import channels_last, in_bfloat16
+from tether_studies.pretrained_starts import GROUPS
 
 
 def test_angles_are_exact_where_they_are_small():
@@ -115,6 +117,27 @@ def test_a_block_without_decay_keeps_what_the_loss_does_not_move():
     torch.testing.assert_close(end["B1.0.body.0.weight"], start["B1.0.body.0.weight"])
 
 
+def test_bfloat16_is_for_products_alone():
+    """Weights stay float32; after a step they differ from those of float32 by no more than bfloat16's rounding does."""
+    data, ends = (torch.randn(16, 3, 16, 16), torch.arange(16) % 10), {}
+    for which in ("float32", "bfloat16"):
+        torch.manual_seed(0)
+        net = residual(2)
+        ends[which] = train(net, data, Training(1, augment=False, precision=which), seed=1)
+    floats = [x for x in ends["bfloat16"].values() if x.is_floating_point()]
+    assert {x.dtype for x in floats} == {torch.float32}
+    far = max((x - ends["float32"][name]).abs().max().item() for name, x in ends["bfloat16"].items())
+    assert 0 < far < 0.05
+    with pytest.raises(ValueError, match="precision='half' must be one of 'auto', 'bfloat16', 'float32'"):
+        in_bfloat16("half")
+
+
+def test_networks_that_torch_breaks_are_left_in_their_order():
+    for width, last in ((2, False), (8, True)):
+        weight = channels_last(residual(width)).B1[0].body[0].weight
+        assert weight.is_contiguous(memory_format=torch.channels_last) is last
+
+
 def test_without_batchnorm_there_are_biases():
     assert sum(isinstance(x, nn.BatchNorm2d) for x in residual(2).modules()) == 1 + 4 * 2 + 3
     net = unnormed(residual(2))
@@ -185,15 +208,28 @@ def test_fifteen_ways_with_every_digit_on_three():
     assert all(ends.count(digit) == 3 for digit in range(10))
 
 
-def test_types_of_images_with_people(tmp_path, monkeypatch):
+def test_types_of_images_with_people(monkeypatch):
     """Two networks, four images: they agree on the first two; people agree on the first and the last."""
     monkeypatch.setattr(between_classes, "digits", lambda train, count: (None, torch.tensor([1, 1, 1])))
     said = np.array([[0, 1, 2, 3], [0, 1, 5, 4]])
     piece = {"probabilities": np.eye(10)[said][:, None], "steps": np.ones((2, 1)), "accuracies": np.ones((2, 1))}
     results = {"MLPs": {**piece, "labels": np.array([[[1, 1, 1]], [[1, 2, 1]]])}}
-    people = tmp_path / "people.csv"
-    people.write_text("0,1,2,3\n0,2,3,3")
-    one = between_classes.BetweenClasses(people=str(people)).verdict(results, ["MLPs"], 0)
+    one = between_classes.BetweenClasses().verdict(results, ["MLPs"], 0, people=[[0, 1, 2, 3], [0, 2, 3, 3]])
     assert (one.between.type_a, one.between.type_b, one.between.type_c) == (0.25, 0.5, 0.25)
     assert (one.test.error.mean, one.test.group_error) == pytest.approx((1 / 6, 1 / 3))
-    assert between_classes.typed([one])[0] == "type A 25.0 %, type C 25.0 %"
+
+
+def test_a_network_judges_when_it_is_near_a_target(monkeypatch):
+    """Accuracies of 20 images are multiples of 5 %: within 4 points of 10 and 40 are 10 and 40 alone."""
+    x, y = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
+    monkeypatch.setattr(between_classes, "digits", lambda train, count: (x, y))
+    study = between_classes.BetweenClasses(targets=(10.0, 40.0, 300.0), within=4.0, hidden=20, patience=60, every=1)
+    found = study.judged("MLP", 0, 2, 0, x[:3])
+    assert found["accuracies"][:, 1].round().tolist() == [40, 40]
+    assert found["steps"][:, 2].tolist() == [-1, -1]
+    assert found["probabilities"][:, 2].isnan().all()
+    assert found["probabilities"][:, 1].sum(-1) == pytest.approx(torch.ones(2, 3))
+
+
+def test_blocks_of_mobilenet_are_all_its_layers_but_the_first():
+    assert [i for group in GROUPS.values() for i in group] == list(range(1, 19))

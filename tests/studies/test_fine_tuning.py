@@ -32,6 +32,7 @@ class Small(FineTuning):
     methods: tuple[str, ...] = ("full", "ours")
     timed: int = 20
     tests: int = 819
+    tempered: bool = True
 
     def model(self, seed):
         return small(seed)

@@ -74,8 +74,28 @@ def test_the_constants_hold_between_any_two_points():
     assert float(known["lowest"]) <= f(torch.zeros(1, study.size).double()).item()
 
 
-def test_a_layered_product_is_the_product():
-    net = bounds.Layers(6, 3)
+def test_layers_of_many_copies_are_the_product_of_each():
+    net = bounds.Layers(4, 6, 3)
     x = torch.randn(4, 6)
     θ = torch.cat([p.detach() for p in net.parameters()], 1)
-    assert torch.allclose(net(x), x @ θ.T)
+    assert [tuple(p.shape) for p in net.parameters()] == [(4, 2)] * 3
+    assert torch.allclose(net(x), torch.stack([a @ b for a, b in zip(x, θ, strict=True)]))
+
+
+def test_multirate_descent_of_the_study_is_algorithm_5_1_by_hand():
+    """Two layers, k = 5: the slow half moves by h along the gradient of the point at the start of its cycle."""
+    study = find("theorem-5").at("quick", runs=2, steps=10, rates=(0.1, 0.4))
+    found = study.descend(2, 5, 7)
+    A, b = study.problem(7)
+    torch.manual_seed(7)
+    bounds.Layers(4, study.size, 2)  # drawn first
+    θ = torch.cat([p.detach() for p in bounds.Layers(2, study.size, 2).parameters()], 1).repeat(2, 1)
+    g, h, half = torch.Generator().manual_seed(7), torch.tensor([[0.1], [0.1], [0.4], [0.4]]), study.size // 2
+    squares, slow = [], None
+    for t in range(10):
+        squares.append((bounds.slope(θ @ A.T - b.T) @ A / study.points).square().sum(1))
+        i = torch.randint(study.points, (2,), generator=g).repeat(2)
+        gradient = bounds.slope((θ * A[i]).sum(1, keepdim=True) - b[i]) * A[i]
+        slow = gradient[:, :half] if t % 5 == 0 else slow
+        θ = θ - h * torch.cat((slow, gradient[:, half:]), 1)
+    torch.testing.assert_close(found["mean"], torch.stack(squares).mean(0).view(2, 2), rtol=1e-4, atol=1e-6)

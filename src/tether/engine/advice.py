@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tether.engine.table import COLUMNS
+from tether.engine.table import COLUMNS, NEUTRAL
 from tether.words import parse
 
 __all__ = ["TRANSLATIONS", "check_params", "warn", "warn_frozen", "warn_unused"]
@@ -36,7 +36,7 @@ TRANSLATIONS = {
 }
 
 SYMBOLS = {field: symbol for _, field, symbol in COLUMNS} | {"normalised": "ε"}
-EXAMPLES = {"γ": "BAOAB", "τ": "BAOAB"}  # of words that use a symbol; the others belong to the thermostat
+EXAMPLES = {"γ": "BAOAB", "τ": "BAOAB", "m": "BAOAB"}  # of words that use a symbol; the others belong to the thermostat
 
 
 def check_params(params: Any) -> None:
@@ -71,7 +71,7 @@ def warn_unused(shared: Mapping[str, Any], rows: Sequence[Any], groups: Sequence
 
     A zero does not warn: no friction, no noise is what such a word has.
     """
-    needs = [parse(group["word"]).needs for group in groups]
+    needs = [parse(group["word"]).uses for group in groups]
     words = ", ".join(dict.fromkeys(repr(group["word"]) for group in groups))
     found = [_unused(field, value, words) for field, value in shared.items() if _idle(field, value, *needs)]
     for row, group, own in zip(rows, groups, needs, strict=True):
@@ -84,7 +84,11 @@ def warn_unused(shared: Mapping[str, Any], rows: Sequence[Any], groups: Sequence
 def _idle(field: str, value: Any, *needs: frozenset[str]) -> bool:
     if field not in SYMBOLS or value is None or any(SYMBOLS[field] in own for own in needs):
         return False
-    return bool(value.any()) if isinstance(value, torch.Tensor) else bool(value)
+    return bool(
+        (value != NEUTRAL.get(field, 0.0)).any()
+        if isinstance(value, torch.Tensor)
+        else value != NEUTRAL.get(field, 0.0)
+    )
 
 
 def _unused(field: str, value: Any, words: str) -> str:

@@ -18,6 +18,7 @@ from tether import native
 from tether.engine import host
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.flat import Flat, Room, gathered
+from tether.engine.formulas import NONE
 from tether.engine.interpreter import in_pieces
 from tether.engine.pieces import WHOLE, Whole
 from tether.engine.programs import Program
@@ -66,6 +67,8 @@ class Block:
     """
 
     ξ: torch.Tensor | None = None
+    fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
+    astray: torch.Tensor | None = None  # free tensors can always go back
 
     def __init__(
         self,
@@ -185,17 +188,35 @@ class Block:
         """Carry out what waits, and go on, without the kernel."""
         if self.values is None:
             room = self.room if self.complete else None
-            self.values = Flat(self.θ, self.p, self.g, self.rows, self.normals, lambda: self.g0, self.bad, room)
+            rest = self.bad, room, self.entries(room)
+            self.values = Flat(self.θ, self.p, self.g, self.rows, self.normals, lambda: self.g0, *rest)
         waiting, self.waiting = self.waiting, []
         for program in waiting:
             for update in program.linear:
                 self.values.update(*update)
         return self.values
 
+    def entries(self, room: Room | None) -> dict[str, torch.Tensor]:
+        """The fields with a number for each entry, laid out as the tensors are."""
+        found = {}
+        for symbol, value in self.fields.items():
+            value = value.to(self.device, host.wide(self.device))
+            each = [value.expand(x.shape) for x in self.params]
+            if room is None:
+                found[symbol] = gathered(self.pick(each), self.rows)
+            else:
+                flat = torch.ones(self.total, dtype=value.dtype, device=self.device)
+                torch._foreach_copy_(self.views(flat), each)
+                found[symbol] = flat.unsqueeze(0)
+        return found
+
     def apply(self, letter: Letter, scalars: Mapping[str, Scalar], name: tuple[int, int], draw: int) -> None:
         """Any letter as it is written."""
         self.name = name
         self.by_values().apply(letter, scalars, draw)
+
+    def watch(self) -> None:
+        """Nothing to watch: what moves freely can go back."""
 
     def square(self) -> torch.Tensor:
         """pᵀp."""
@@ -216,7 +237,8 @@ class Block:
         if found is None and program.thermostat:
             ξ, self.waiting = self.ξ, []
             assert ξ is not None
-            ξ.copy_(torch.as_tensor(in_pieces([self], [program], ξ if ξ.dim() else ξ.item(), self.name)))
+            found_ξ = in_pieces([self], [program], ξ if ξ.dim() else ξ.item(), self.name)
+            ξ.copy_(torch.as_tensor(found_ξ, dtype=ξ.dtype))
         elif found is None and program.step is not None and self.bad is None:  # one pass, as torch's SGD has it
             found = [write(torch._foreach_add_, self.θ, self.g, alpha=program.step)] if self.g else []
         return found

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tether.engine.formulas import NONE, Formula
 from tether.engine.sums import Terms, is_number, per_replica
 from tether.letters import Letter
 from tether.surfaces import Surface
@@ -23,7 +24,8 @@ __all__ = ["Carried", "spread"]
 class Carried:
     """Points x, momenta m and gradients g as the surface's maps take them; `rows` replicas of each parameter.
 
-    `noise(target, draw)` gives normals of the surrounding space for steps of θ, or for momenta.
+    `noise(target, draw)` gives normals of the surrounding space for steps of θ, or for momenta. `entries` are fields
+    with a number for each entry.
     """
 
     def __init__(
@@ -35,10 +37,13 @@ class Carried:
         g0: torch.Tensor | None,
         rows: int,
         noise: Callable[[str, int], torch.Tensor],
+        entries: Mapping[str, torch.Tensor] = NONE,
     ) -> None:
+        self.entries = entries
         self.surface, self.x, self.m, self.g, self.g0, self.rows, self.noise = surface, x, m, g, g0, rows, noise
         self.force: torch.Tensor | None = None  # the gradient along Σ, while it holds
         self.loose = False  # have momenta a part across Σ that the next drift will absorb?
+        self.astray: torch.Tensor | None = None  # which tensors would not come back, if that is watched
 
     def update(self, symbol: str, terms: Terms, draw: int) -> None:
         """θ or p ← a sum."""
@@ -58,9 +63,37 @@ class Carried:
     def drift(self, h: Any) -> None:
         """Along momenta, by the surface's own drift."""
         assert self.m is not None
-        h = spread(h, self.m, self.rows)
-        self.x, self.m = self.surface.drift(self.x, self.m, h)
+        if self.astray is not None:
+            self.tighten()  # what the drift absorbs would be missing on the way back
+        h, x, m = self.number(h, self.m), self.x, self.m
+        self.x, self.m = self.flow(x, m, h)
+        if self.astray is not None:
+            self.astray |= self.strays(x, m, h)
         self.force, self.loose = None, self.loose and not (isinstance(h, float) and h != 0)
+
+    def flow(self, x: torch.Tensor, m: torch.Tensor, h: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The surface's drift; where it is watched, with momenta along Σ at its end."""
+        x, m = self.surface.drift(x, m, h)
+        return x, m if self.astray is None or not self.surface.absorbs else self.surface.tangent(x, m)
+
+    def watch(self) -> None:
+        """Run every drift back, too."""
+        self.astray = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
+
+    def strays(self, x: torch.Tensor, m: torch.Tensor, h: Any) -> torch.Tensor:
+        """Which tensors does the drift with −p not take back to the point and to the momenta they came from?
+
+        The point alone is not enough: a projection by another root may return to it with other momenta. Both are
+        compared as lengths, hp and q, up to the square root of the rounding error.
+        """
+        assert self.m is not None
+        surface = self.surface
+        back, turned = self.flow(self.x, -self.m, h)
+        path = h * surface.vector(x, m)
+        off = [surface.embed(back) - surface.embed(x), h * surface.vector(back, turned) + path]
+        size = surface.embed(x).flatten(1).abs().amax(1) + path.flatten(1).abs().amax(1)
+        worst = torch.stack([d.flatten(1).abs().amax(1) for d in off]).amax(0)
+        return ~(worst <= torch.finfo(x.dtype).eps ** 0.5 * size)
 
     def arrive(self, point: torch.Tensor) -> None:
         """The step led to a point near Σ."""
@@ -98,10 +131,10 @@ class Carried:
         θ = self.surface.embed(self.x)
         like = θ if letter.moves else self.m
         assert like is not None
-        each = {s: spread(c, like, self.rows) if per_replica(c) else c for s, c in scalars.items()}
+        each = {s: self.number(c, like) if per_replica(c) or isinstance(c, Formula) else c for s, c in scalars.items()}
         p = self.vector() if letter.moves else self.m  # on a curve momenta are numbers along it
         values = {**each, "θ": θ, "p": p, "g": g, "g0": self.g0, "R": R}
-        result = letter.map(*(values[s] for s in letter.needs))
+        result = letter.at(values.__getitem__)
         results = dict(zip(letter.changes, result if len(letter.changes) > 1 else (result,), strict=True))
         if "p" in results:
             self.m = self.surface.tangent(self.x, results["p"]) if letter.moves else results["p"]
@@ -112,7 +145,7 @@ class Carried:
         """The sum of these terms."""
         like, total = vectors[of], None
         for symbol, c in terms.items():
-            c = spread(c, like, self.rows)
+            c = self.number(c, like)
             if total is None:
                 total = vectors[symbol] if isinstance(c, float) and c == 1 else c * vectors[symbol]
             elif isinstance(c, float):
@@ -120,6 +153,13 @@ class Carried:
             else:
                 total = total + c * vectors[symbol]
         return torch.zeros_like(like) if total is None else total
+
+    def number(self, c: Any, like: torch.Tensor) -> Any:
+        """A coefficient so that it acts on a stack like this one."""
+        if isinstance(c, Formula):
+            known = c.put(lambda step: spread(step, like, self.rows) if per_replica(step) else step)
+            return known.at(0.0, 0.0, self.entries).to(like)
+        return spread(c, like, self.rows)
 
     def tighten(self) -> None:
         """Momenta along Σ."""

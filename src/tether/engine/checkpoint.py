@@ -87,6 +87,7 @@ def take_over(rows: Sequence[Row], groups: Sequence[dict[str, Any]], state: Any,
     """
     for saved, row, group in zip(given["param_groups"], rows, groups, strict=True):
         row.group = group
+        row.know()
         row.forget()
         wide = group["on"] != "Free()"
         for j, param in zip(saved["params"], group["params"], strict=True):

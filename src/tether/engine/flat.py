@@ -13,6 +13,7 @@ import torch
 
 from tether.engine import host
 from tether.engine.commit import Write, write
+from tether.engine.formulas import NONE, Formula
 from tether.engine.sums import Scalar, Terms, per_replica
 from tether.letters import Letter
 
@@ -56,7 +57,7 @@ class Flat:
     """θ, p and g as tensors of shape (replicas, numbers); `noise(draw)` gives normals of that shape, `first()` g0.
 
     With a `room` they lie in its buffers. `bad` says where the values must stay what they were: everywhere, or for
-    which replicas.
+    which replicas. `entries` are fields with a number for each entry.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Flat:
         first: Callable[[], Tensors],
         bad: torch.Tensor | None = None,
         room: Room | None = None,
+        entries: Mapping[str, torch.Tensor] = NONE,
     ) -> None:
         self.home, self.momenta, self.noise, self.rows, self.first = θ, p, noise, rows, first
+        self.entries = entries
         self.room, self.bad = room, bad if bad is None or not bad.dim() else bad.unsqueeze(1)
         self.values: dict[str, Any] = {}
         for symbol, tensors in (("θ", θ), ("p", p), ("g", g)):
@@ -108,7 +111,10 @@ class Flat:
         self.values[symbol] = torch.zeros_like(like) if total is None else total
 
     def column(self, c: Scalar) -> Any:
-        """A number, or one for each replica, in the precision of the tensors."""
+        """A number, or one for each replica or entry, in the precision of the tensors."""
+        if isinstance(c, Formula):
+            c = c.put(lambda step: step.view(-1, 1) if per_replica(step) else step).at(0.0, 0.0, self.entries)
+            return c.to(self.values["θ"])
         if not isinstance(c, torch.Tensor):
             return float(c)
         θ: torch.Tensor = self.values["θ"]
@@ -117,17 +123,21 @@ class Flat:
     def apply(self, letter: Letter, scalars: Mapping[str, Any], draw: int) -> None:
         """A letter as it is written: the reference for programs."""
         vectors = ("θ", "p", "g", "g0", "R")
-        known = {s: c.view(-1, 1).to(self.values["θ"]) if per_replica(c) else c for s, c in scalars.items()}
-        result = letter.map(*(self.vector(s, draw) if s in vectors else known[s] for s in letter.needs))
+        known = {
+            s: self.column(c) if isinstance(c, Formula) else c.view(-1, 1).to(self.values["θ"]) if per_replica(c) else c
+            for s, c in scalars.items()
+        }
+        result = letter.at(lambda s: self.vector(s, draw) if s in vectors else known[s])
         results = result if len(letter.changes) > 1 else (result,)
         for symbol, value in zip(letter.changes, results, strict=True):
             self.values[symbol] = value.to(self.values["θ"].dtype)
 
     def square(self, batched: bool) -> torch.Tensor:
-        """pᵀp, accumulated in at least float32; one for each replica where there are some."""
+        """pᵀp, accumulated in at least float32; one for each replica where there are some. Entries may have masses."""
         p: torch.Tensor = self.values["p"]
         wide = p.dtype if p.dtype is torch.float64 else torch.float32
-        sums = p.to(wide).square().sum(1)
+        squares = p.to(wide).square()
+        sums = (squares / self.entries["m"].to(squares) if "m" in self.entries else squares).sum(1)
         return sums.to(host.wide(sums.device)) if batched else sums[0]
 
     def writes(self) -> list[Write]:

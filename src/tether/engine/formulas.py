@@ -11,14 +11,14 @@ works them out wherever the step has got to.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 
 from tether import letters
 
-__all__ = ["P2", "XI", "Formula", "worked_out"]
+__all__ = ["ENTRIES", "P2", "XI", "Formula", "worked_out"]
 
 NONE: Mapping[str, Any] = {}
 BINARY = {"+": operator.add, "*": operator.mul, "/": operator.truediv, "times": letters.times}
@@ -76,12 +76,30 @@ class Formula:
     def shrink(self) -> Formula:
         return Formula(*self.steps, "shrink")
 
+    def lasting(self, h: Any) -> Formula:
+        """This times h, which is 0 where h is 0, even where this is ∞."""
+        return Formula(*self.steps, h, "times")
+
     def times(self, γ: Any) -> Any:
         """γ times this, which is 0 where this is 0, even for γ = ∞."""
         return Formula(γ, *self.steps, "times") if not isinstance(γ, Formula) else γ.then(self, "times")
 
     def then(self, other: Formula, operation: str) -> Formula:
         return Formula(*self.steps, *other.steps, operation)
+
+    @property
+    def thermal(self) -> bool:
+        """Does it depend on ξ or pᵀp?"""
+        return any(isinstance(step, str) and step in ("ξ", "p2") for step in self.steps)
+
+    @property
+    def entrywise(self) -> bool:
+        """Does it depend on a field that holds a number for each entry?"""
+        return any(isinstance(step, str) and step in ENTRIES for step in self.steps)
+
+    def put(self, change: Callable[[Any], Any]) -> Formula:
+        """The same with other numbers and symbols; operations stay."""
+        return Formula(*[change(step) for step in self.steps])
 
     def at(self, ξ: Any, p2: Any = 0.0, fields: Mapping[str, Any] = NONE) -> Any:
         """Its value: a number, or a tensor where ξ, pᵀp or a field is one. `fields` are those that it names."""
@@ -105,6 +123,7 @@ class Formula:
 
 XI: Final = Formula("ξ")
 P2: Final = Formula("p2")
+ENTRIES: Final = {symbol: Formula(symbol) for symbol in ("γ", "m")}  # fields that may hold a number for each entry
 
 
 def worked_out(x: Any, ξ: Any, p2: Any = 0.0, fields: Mapping[str, Any] = NONE) -> Any:

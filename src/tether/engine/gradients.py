@@ -10,7 +10,15 @@ import torch
 from tether import native
 from tether.engine.given import named
 
-__all__ = ["NonFiniteGradient", "check_kind", "check_shape", "faulty_gradients", "faulty_replicas", "finite"]
+__all__ = [
+    "NonFiniteEnergy",
+    "NonFiniteGradient",
+    "check_kind",
+    "check_shape",
+    "faulty_gradients",
+    "faulty_replicas",
+    "finite",
+]
 
 Groups = list[dict[str, Any]]
 
@@ -26,6 +34,18 @@ class NonFiniteGradient(RuntimeError):
             "or skip such steps with Optimizer(..., on_nonfinite='skip')"
         )
         self.names, self.replicas = tuple(found), tuple(replicas)
+
+
+class NonFiniteEnergy(RuntimeError):
+    """The energy where a proposal starts is inf or nan; nothing has been moved."""
+
+    def __init__(self, energy: float, replicas: Sequence[int] = ()) -> None:
+        where = f" of replica {', '.join(map(str, replicas))}" if replicas else ""
+        super().__init__(
+            f"the energy{where} is {energy} at the start of a proposal, so that nothing can be compared with it. No "
+            "parameter was moved: start elsewhere, or skip such steps with Optimizer(..., on_nonfinite='skip')"
+        )
+        self.replicas = tuple(replicas)
 
 
 def faulty_gradients(groups: Groups) -> dict[str, str]:

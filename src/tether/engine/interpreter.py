@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from tether.engine.commit import Write
-from tether.engine.formulas import P2, XI, Formula
+from tether.engine.formulas import ENTRIES, P2, XI, Formula
 from tether.engine.programs import Program, Update
 from tether.engine.sums import coefficients, steady_coefficients
 from tether.letters import LETTERS, Letter, sqrt
@@ -27,7 +27,7 @@ from tether.words import Beat
 __all__ = ["FIELDS", "Body", "Composed", "Name", "compose", "in_pieces", "in_turn"]
 
 Name = tuple[int, int]  # of all draws of a step: seed and step
-FIELDS = ("γ", "τ", "ε", "σ", "N")  # the scalars that stay as they are during a step
+FIELDS = ("γ", "τ", "m", "ε", "σ", "N")  # the scalars that stay as they are during a step
 
 
 class Body(Protocol):
@@ -73,6 +73,8 @@ def compose(
         letter, h = LETTERS[beat.letter], beat.before * times[0] + beat.now * times[1]
         for one, time, fields in spelling(letter, h, constrained):
             known = {**scalars, **fields, "h": time}
+            if "p2" in one.needs and known["m"] is ENTRIES["m"]:
+                known["m"] = 1.0  # the bodies' pᵀp has the masses in it
             terms = None if reference and not constrained else terms_of(one, known)
             if terms is not None:
                 updates += [(symbol, sum_, draw) for symbol, sum_ in terms]
@@ -103,7 +105,7 @@ def spelling(letter: Letter, h: Any, constrained: bool) -> list[tuple[Letter, An
         return [(letter, h, {})]
     root = sqrt(2 * h)  # the limit γ = ∞ of a step with root²/2 = h
     count = {name: letter.limit.count(name) for name in letter.limit}
-    return [(LETTERS[name], root / count[name], {"γ": inf}) for name in letter.limit]
+    return [(LETTERS[name], root / count[name], {"γ": inf, "m": 1.0}) for name in letter.limit]
 
 
 def in_pieces(bodies: Sequence[Body], pieces: Sequence[Program | Alone], ξ: Any, name: Name) -> Any:
@@ -147,14 +149,17 @@ def alone(piece: Alone, bodies: Sequence[Body], ξ: Any, name: Name, p2: torch.T
     if p2 is not None:
         known["p2"] = like(ξ, p2)
     if letter.changes == ("ξ",):
-        return letter.map(*[known[s] for s in letter.needs])
+        return letter.at(known.__getitem__)
     for body in bodies:
         body.apply(letter, known, name, piece.draw)
     return ξ
 
 
 def square_of(bodies: Sequence[Body]) -> torch.Tensor:
-    """pᵀp of all bodies; of numbers that several processes hold, this one's share."""
+    """pᵀp of all bodies; of numbers that several processes hold, this one's share.
+
+    Where entries have masses of their own, each square is divided by its mass.
+    """
     found = [body.square() if body.share == 1 else body.square() * body.share for body in bodies]
     return sum([x.to(found[0].device) for x in found[1:]], found[0])
 

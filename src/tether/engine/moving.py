@@ -17,6 +17,7 @@ from tether.engine.blocks import Lanes, Owned, decayed, still
 from tether.engine.carried import Carried, spread
 from tether.engine.commit import NOTED, Write, write
 from tether.engine.flat import kept
+from tether.engine.formulas import NONE
 from tether.engine.pieces import WHOLE, Whole
 from tether.engine.placed import Stack, replaced
 from tether.engine.programs import Moves, Program
@@ -36,6 +37,7 @@ class Moving(Stack):
     out: torch.Tensor
     moved: torch.Tensor | None = None
     carried: Carried | None = None
+    fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
 
     def __init__(
         self,
@@ -119,6 +121,7 @@ class Moving(Stack):
         self.bad: torch.Tensor | None = None  # must all stay what it was, for a gradient that is not finite?
         self.at = self.params, self.q, self.p  # where the kernel acts: on these, or on copies of them
         self.ahead = False  # are points and momenta of this step in `out` and `moved`?
+        self.watched = False
         if self.fast is None and self.live:
             self.load()
 
@@ -147,7 +150,16 @@ class Moving(Stack):
             items = self.items
             q, p = q[items], None if p is None else p[items]
         g = self.surface.lift(self.gather(self.grads)) if self.grads else None
-        self.carried = Carried(self.surface, q, p, g, self.g0, self.rows, self.seen)
+        self.carried = Carried(self.surface, q, p, g, self.g0, self.rows, self.seen, self.entries())
+
+    def entries(self) -> dict[str, torch.Tensor]:
+        """The fields with a number for each entry, as a stack."""
+        found = {}
+        for symbol, value in self.fields.items():
+            value = value.to(self.device, host.wide(self.device))
+            each = self.gather([value.expand(x.shape) for x in self.params])
+            found[symbol] = each if self.every else each[self.items]
+        return found
 
     @property
     def items(self) -> list[int]:
@@ -183,6 +195,17 @@ class Moving(Stack):
         self.name = name
         self.by_maps().apply(letter, scalars, draw)
 
+    def watch(self) -> None:
+        """Run every drift of this step back, too, and note which tensors do not return; geodesics always do."""
+        if self.live and not self.surface.reversible:
+            self.by_maps().watch()
+            self.watched = True
+
+    @property
+    def astray(self) -> torch.Tensor | None:
+        """Which tensors of the stack would not come back; None where nobody watched."""
+        return self.carried.astray if self.watched and self.carried is not None else None
+
     def square(self) -> torch.Tensor:
         """pᵀp."""
         self.settle()
@@ -192,9 +215,10 @@ class Moving(Stack):
             self.carried.tighten()
             p = self.carried.m
         assert p is not None
+        squares = p.square() / self.entries()["m"].to(p) if "m" in self.fields else p.square()
         if self.lanes.batched:
-            return p.reshape(len(p) // self.rows, self.rows, -1).square().sum((0, 2)).double()
-        return p.square().sum()
+            return squares.reshape(len(p) // self.rows, self.rows, -1).sum((0, 2)).double()
+        return squares.sum()
 
     def settle(self) -> None:
         """Carry out what waits for the kernel, on copies."""

@@ -41,8 +41,13 @@ class Program:
     def thermostat(self) -> bool:
         """Does it read or change ξ?"""
         return len(self.linear) < len(self.updates) or any(
-            isinstance(c, Formula) for _, terms, _ in self.linear for c in terms.values()
+            isinstance(c, Formula) and c.thermal for _, terms, _ in self.linear for c in terms.values()
         )
+
+    @cached_property
+    def entrywise(self) -> bool:
+        """Has it a coefficient for each entry?"""
+        return any(isinstance(c, Formula) and c.entrywise for _, terms, _ in self.linear for c in terms.values())
 
     @cached_property
     def draws(self) -> list[int]:
@@ -59,7 +64,7 @@ class Program:
         """A step along g gains nothing in the kernel, and X at τ = 0 is to equal SGD to the last bit."""
         known = all(terms.keys() <= {symbol, "p", "g", "R"} for symbol, terms, _ in self.linear)
         fits = len(self.draws) <= native.DRAWS and len(self.updates) <= native.OPS
-        return known and fits and self.step is None
+        return known and fits and self.step is None and not self.entrywise
 
     @cached_property
     def ops(self) -> bytes:
@@ -116,10 +121,16 @@ class Program:
         return Moves(found, packed, rows, each, noise, around) if len(noise) <= native.DRAWS else None
 
     def at(self, ξ: Scalar) -> Program:
-        """The same program with its formulas worked out for this ξ."""
+        """The same program with its formulas worked out for this ξ, up to what holds a number for each entry."""
         if not self.thermostat:
             return self
-        return Program([(s, {t: worked_out(c, ξ) for t, c in terms.items()}, draw) for s, terms, draw in self.linear])
+
+        def known(c: Scalar) -> Scalar:
+            if isinstance(c, Formula) and c.entrywise:
+                return c.put(lambda step: ξ if isinstance(step, str) and step == "ξ" else step)
+            return worked_out(c, ξ)
+
+        return Program([(s, {t: known(c) for t, c in terms.items()}, draw) for s, terms, draw in self.linear])
 
 
 def _move(symbol: str, terms: Terms) -> native.Op | None:

@@ -16,11 +16,11 @@ from tether.surfaces import Surface
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["Squares", "largest_violation", "squares", "temperatures"]
+__all__ = ["Squares", "acceptance", "largest_violation", "squares", "temperatures"]
 
 
 class Squares(NamedTuple):
-    """pᵀp of one tensor, or of all that a surface holds together, for each replica."""
+    """pᵀM⁻¹p of one tensor, or of all that a surface holds together, for each replica."""
 
     name: str
     sums: torch.Tensor
@@ -28,15 +28,15 @@ class Squares(NamedTuple):
 
 
 def squares(opt: Optimizer, row: Row) -> Iterator[Squares]:
-    """pᵀp of the tensors of a part that have momenta; nothing for a part that is overdamped."""
+    """pᵀM⁻¹p of the tensors of a part that have momenta; nothing for a part that is overdamped."""
     if not (row.word.kinetic or isinstance(row.surface, Surface)):
         return
     lanes, params = opt.lanes, row.group["params"]
     named = [(name, x) for name, x in zip(row.names, params, strict=True) if "momentum" in opt.state.get(x, {})]
     sums = []
     for _, x in named:
-        momenta = local(opt.state[x]["momentum"]).detach().double().reshape(lanes.rows, -1)
-        sums.append(momenta.square().sum(1).cpu())
+        momenta = local(opt.state[x]["momentum"]).detach().double()
+        sums.append((momenta.square() / masses(row, momenta)).reshape(lanes.rows, -1).sum(1).cpu())
     if row.ranks is not None and named:
         each = [row.ranks.share(x) * one for (_, x), one in zip(named, sums, strict=True)]
         sums = list(row.ranks.total(torch.stack(each)))
@@ -47,8 +47,18 @@ def squares(opt: Optimizer, row: Row) -> Iterator[Squares]:
         yield Squares(name, found, degrees(row.surface, [x], lanes))
 
 
+def masses(row: Row, like: torch.Tensor) -> Any:
+    """The mass of a part, so that momenta like these can be divided by it."""
+    m, lanes = row.group["mass"], row.lanes
+    if not isinstance(m, torch.Tensor):
+        return m
+    m = m.detach().to(like)
+    per_replica = m.dim() == 1 and lanes.batched and len(m) == lanes.rows
+    return m.view(-1, *[1] * (like.dim() - 1)) if per_replica else m
+
+
 def temperatures(opt: Optimizer) -> dict[str, Any]:
-    """pᵀp/N of each part; nan where it has no momenta."""
+    """pᵀM⁻¹p/N of each part; nan where it has no momenta."""
     result: dict[str, Any] = {}
     for label, row in zip(opt.labels(), opt.rows, strict=True):
         total, count = torch.zeros(opt.lanes.rows, dtype=torch.float64, device="cpu"), 0
@@ -57,6 +67,13 @@ def temperatures(opt: Optimizer) -> dict[str, Any]:
         each = total / count if count else total + math.nan
         result[label] = each if opt.replicas else float(each)
     return result
+
+
+def acceptance(opt: Optimizer) -> Any:
+    """Accepted proposals over all of them; nan where there was none."""
+    none = torch.zeros(2, *[opt.lanes.rows] * opt.replicas, dtype=torch.int64, device="cpu")
+    proposed, accepted = opt.rows[0].group.get("tested", none).double()
+    return accepted / proposed if opt.replicas else float(accepted / proposed)
 
 
 def largest_violation(opt: Optimizer) -> Any:

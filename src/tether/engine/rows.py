@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from operator import is_not
 from typing import Any
@@ -19,7 +20,7 @@ from tether.engine.moving import Moving
 from tether.engine.pieces import Ranks
 from tether.engine.placed import replaced, stacks
 from tether.engine.thermostat import check_thermostat
-from tether.engine.values import noisy, symbols, zero
+from tether.engine.values import entries_in, noisy, symbols, zero
 from tether.metrics.metric import Metric
 from tether.part import NUMERIC, check_kinds, number
 from tether.rhythms import SHORT, Rhythm, rhythm_of
@@ -55,7 +56,13 @@ class Row:
         self.numbers: dict[str, Any] = {}
         self.word = parse(group["word"])
         self.chosen = self.choices()
+        self.know()
         self.forget()
+
+    def know(self) -> None:
+        """Remember which parameters these are: others may be put in their place."""
+        self.given = self.group["params"]
+        self.first = [weakref.ref(param) for param in self.given]
 
     def forget(self) -> None:
         """Make bodies and programs anew at the next step: state or parameters are others."""
@@ -89,7 +96,9 @@ class Row:
         if self.choices() != self.chosen:
             self.change()
             fields = [self.group[name] for name in READ]
-        self.values = symbols(self.group, self.numbers, self.lanes.rows if self.lanes.batched else 0)
+        replicas = self.lanes.rows if self.lanes.batched else 0
+        self.values = symbols(self.group, self.numbers, replicas)
+        self.entries = entries_in(self.group, replicas)
         self.still = zero(self.values["lr"])  # a step of no length moves nothing
         self.varies = any(isinstance(value, torch.Tensor) for value in fields)
         self.fields = fields
@@ -144,7 +153,7 @@ class Row:
 
         `bad` is known to the device alone: where it is true, nothing may move in this step.
         """
-        momenta, self.resting, self.bad = "p" in self.word.needs, resting, bad
+        momenta, self.resting, self.bad = "p" in self.word.needs or self.rhythm.tested, resting, bad
         stale = self.made is None or (momenta and not self.momenta)
         stale = stale or any(param.grad is not None for param in self.without)
         if stale or not all(body.kept.still() for body in self.made or ()):
@@ -153,7 +162,7 @@ class Row:
         gradient = gradient and self.rhythm.due(self.group["step"])
         for body in self.made:
             body.begin(self.values["ω"], gradient, resting)
-            body.bad = bad
+            body.bad, body.fields = bad, self.entries
         self.bodies: list[Any] = [body for body in self.made if body.live]
         self.scalars = dict(self.values)
         self.scalars["N"] = count = sum([body.degrees for body in self.bodies])

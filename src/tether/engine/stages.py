@@ -7,47 +7,56 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tether.engine.commit import Write, commit, local, write
-from tether.engine.rows import Row
+from tether.engine.before import Before
+from tether.engine.commit import Write, commit, write
 from tether.engine.steps import counted, held_back, usable
 
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["in_stages"]
+__all__ = ["in_stages", "lacking", "standing"]
 
 Closure = Callable[[], Any]
-Undo = Callable[[Callable[[torch.Tensor], bool]], list[Write]]  # of the parameters that it is true of
 
 
 def in_stages(opt: Optimizer, closure: Closure | None) -> Any:
     """Run the words of all parts as written, with a fresh gradient before each stage."""
     rows = opt.rows
     if all(row.still for row in rows):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for row in rows:
-            row.begin(True)
-        return loss
+        return standing(opt, closure)
     if closure is None:
         word = next(row.word for row in rows if row.word.needs_closure)
-        raise RuntimeError(
-            f"the word {word.text!r} takes {len(word.stages) - 1} gradients per step: call opt.step(closure) with "
-            "a closure that calls opt.zero_grad(), computes the loss, calls loss.backward() and returns the loss"
-        )
-    undo, done = snapshot(rows), list[bool]()
+        raise lacking(word.text, len(word.stages) - 1)
+    before, done = Before(rows), list[bool]()
     try:
-        return stages(opt, closure, undo, done)
+        return stages(opt, closure, before, done)
     except BaseException:
         if not done:
             with torch.no_grad():  # wherever it came from
-                commit(undo(lambda param: True))
+                commit(before.everything())
         raise
 
 
-def stages(opt: Optimizer, closure: Closure, undo: Undo, done: list[bool]) -> Any:
+def standing(opt: Optimizer, closure: Closure | None) -> Any:
+    """A step of no length: the closure is called, and the state is made."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    for row in opt.rows:
+        row.begin(True)
+    return loss
+
+
+def lacking(word: str, gradients: int) -> RuntimeError:
+    """What to raise where there is no closure."""
+    return RuntimeError(
+        f"the word {word!r} takes {gradients} gradients per step: call opt.step(closure) with "
+        "a closure that calls opt.zero_grad(), computes the loss, calls loss.backward() and returns the loss"
+    )
+
+
+def stages(opt: Optimizer, closure: Closure, before: Before, done: list[bool]) -> Any:
     """The stages of a step: a gradient is taken at what the stage before has written. The last one marks it `done`."""
     rows, loss = opt.rows, None
     draws = [0] * len(rows)
@@ -62,7 +71,7 @@ def stages(opt: Optimizer, closure: Closure, undo: Undo, done: list[bool]) -> An
             loss = value if stage == 1 else loss
             found = usable(opt)
             if found is None:
-                commit(undo(lambda param: True))
+                commit(before.everything())
                 return loss
             resting = found
         writes: list[Write] = []
@@ -80,32 +89,6 @@ def stages(opt: Optimizer, closure: Closure, undo: Undo, done: list[bool]) -> An
         if stage:
             kicked.update(x for row in rows for x in row.group["params"] if x.grad is not None)
         if stage == count - 1:  # what drifted before the first kick and then got none goes back
-            writes += [*undo(lambda param: param not in kicked), *back, *counted(opt), write(done.append, True)]
+            writes += [*before.of(lambda param: param not in kicked), *back, *counted(opt), write(done.append, True)]
         commit(writes)
     return loss
-
-
-def snapshot(rows: Sequence[Row]) -> Undo:
-    """Copies of all that a step changes; returns what makes of some parameters and their state what they were."""
-    saved = []
-    for row in rows:
-        for param in row.group["params"]:
-            own = {key: local(x).clone() for key, x in row.state.get(param, {}).items()}
-            saved.append((row, param, local(param).detach().clone(), own))
-    thermostats = [(row.group, row.group["thermostat"]) for row in rows]
-
-    def undo(of: Callable[[torch.Tensor], bool]) -> list[Write]:
-        writes: list[Write] = []
-        chosen = [entry for entry in saved if of(entry[1])]
-        for row, param, value, own in chosen:
-            writes.append(write(local(param).copy_, value))
-            for key, x in row.state.get(param, {}).items():
-                if key in own:
-                    writes.append(write(local(x).copy_, own[key]))
-                elif key == "momentum":  # made by this step: at rest
-                    writes.append(write(local(x).zero_))
-        if len(chosen) == len(saved):
-            writes += [write(group.__setitem__, "thermostat", ξ) for group, ξ in thermostats]
-        return writes
-
-    return undo

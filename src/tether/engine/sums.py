@@ -62,7 +62,7 @@ UNITS = {symbol: Sum({symbol: 1.0}) for symbol in VECTORS}
 def coefficients(letter: Letter, scalars: Mapping[str, Scalar]) -> tuple[tuple[str, Any], ...] | None:
     """What the letter does to each symbol it changes, as terms, to ξ as a formula; None where it is not linear."""
     try:
-        result = letter.map(*(UNITS[s] if s in UNITS else scalars[s] for s in letter.needs))
+        result = letter.at(lambda s: UNITS[s] if s in UNITS else scalars[s])
         results = result if len(letter.changes) > 1 else (result,)
         if letter.changes == ("ξ",):
             return (("ξ", result),) if isinstance(result, Formula) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from tether.words import parse
 
-__all__ = ["CITATIONS", "COLUMNS", "table"]
+__all__ = ["CITATIONS", "COLUMNS", "NEUTRAL", "table"]
 
 CITATIONS: dict[str, str] = {}  # the sources of published methods; `tether.methods` fills it
 # column, field, the symbol that a word must use for the field to matter
@@ -19,7 +19,9 @@ COLUMNS = (
     ("noise", "noise", "σ"),
     ("thermostat", "thermostat", "ξ"),
     ("weight decay", "weight_decay", "g"),
+    ("mass", "mass", "m"),
 )
+NEUTRAL = {"mass": 1.0}  # values that do nothing and are not shown
 CLOCKS = ("metric", "every", "asleep", "merge", "rhythm")
 
 
@@ -34,8 +36,8 @@ def table(
     """One line per part; a dot where a field does not enter the part's word."""
     rows = [["part", "parameters", "word", "on", *(column for column, _, _ in COLUMNS), *CLOCKS]]
     for label, group in zip(labels, groups, strict=True):
-        needs = parse(group["word"]).needs
-        numbers = [_number(group[field]) if symbol in needs else "·" for _, field, symbol in COLUMNS]
+        needs = parse(group["word"]).uses
+        numbers = [_shown(group, field) if symbol in needs else "·" for _, field, symbol in COLUMNS]
         on = "·" if group["on"] == "Free()" else group["on"]
         label = label if len(label) <= 32 or "|" not in label else f"{label.split('|')[0]}|…|{label.split('|')[-1]}"
         rows.append(
@@ -82,6 +84,11 @@ def _own_rhythm(group: Mapping[str, Any]) -> str:
     shown = any((group["every"] > 1, group["asleep"], group["merge"] > 1))
     name = str(group["rhythm"])
     return "·" if shown or name.startswith(("Always(", "None")) else name
+
+
+def _shown(group: Mapping[str, Any], field: str) -> str:
+    value = group[field]
+    return "·" if field in NEUTRAL and not getattr(value, "ndim", 0) and value == NEUTRAL[field] else _number(value)
 
 
 def _number(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tether.engine import host
+from tether.engine import host, values
 from tether.engine.blocks import Block
 from tether.engine.carried import Carried
 from tether.engine.drawn import Drawn, Wanted
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "in_numbers", "leave", "plan", "step"]
 
 CHOSEN = ("word", "on", "metric", "rhythm", "seed", "stopped", "normalised")
-SYMBOLS = ("h", "γ", "τ", "ε", "σ", "ω")  # of the numeric fields, in their order
+SYMBOLS = ("h", *values.SYMBOLS[1:])
 
 
 class Planned(NamedTuple):
@@ -82,10 +82,10 @@ def plan(opt: Optimizer) -> Plan | None:
 
 
 def traceable(row: Row) -> bool:
-    """Has the part one gradient for a step, no metric, no rhythm, and a surface that looks at no number?"""
+    """Has the part one gradient for a step, no metric, rhythm or field of entries, a surface that looks at nothing?"""
     plain = row.rhythm == Always() and row.metric is None and not row.word.needs_closure
     looks = isinstance(row.surface, Surface) and row.surface.looks
-    return plain and not looks and not row.group["stopped"]
+    return plain and not looks and not row.group["stopped"] and not row.entries
 
 
 def complete(body: Block | Moving) -> bool:

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from tether.engine import host
-from tether.part import NUMERIC, number
+from tether.engine.formulas import ENTRIES
+from tether.part import ENTRYWISE, NUMERIC, RULES, entrywise, number
 from tether.words import Word
 
-__all__ = ["noisy", "symbols", "zero"]
+__all__ = ["SYMBOLS", "entries_in", "for_entries", "noisy", "symbols", "zero"]
+
+SYMBOLS = ("lr", "γ", "τ", "ε", "σ", "ω", "m")  # of the numeric fields, in their order
 
 
 def noisy(word: Word, values: Mapping[str, Any]) -> bool:
@@ -25,6 +28,19 @@ def zero(lr: Any) -> bool:
     if isinstance(lr, torch.Tensor):
         return host.reads(lr.device) and not bool(lr.any())
     return bool(lr == 0)
+
+
+def for_entries(name: str, value: Any, replicas: int) -> bool:
+    """Does a field hold a number for each entry? One with as many numbers as there are replicas does not."""
+    if name not in ENTRYWISE or not isinstance(value, torch.Tensor) or not value.dim():
+        return False
+    return value.dim() > 1 or len(value) != replicas
+
+
+def entries_in(group: dict[str, Any], replicas: int) -> dict[str, torch.Tensor]:
+    """The fields that hold a number for each entry, by their symbols."""
+    named = zip(SYMBOLS, NUMERIC, strict=True)
+    return {s: group[name] for s, name in named if for_entries(name, group[name], replicas)}
 
 
 def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict[str, Any]:
@@ -40,19 +56,24 @@ def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict
     else:
         given: list[Any] = []
         for name, value in zip(NUMERIC, fields, strict=True):
-            if isinstance(value, torch.Tensor) and (value.dim() or not host.reads(value.device)):
+            if for_entries(name, value, replicas):
+                kept = known.get(name)
+                if kept is None or kept[0] is not value or kept[1] != value._version:
+                    known[name] = (entrywise(f"part {where!r}", name, value), value._version)
+                given.append(ENTRIES["γ" if name == "friction" else "m"])
+            elif isinstance(value, torch.Tensor) and (value.dim() or not host.reads(value.device)):
                 device = group["params"][0].device if group["params"] else value.device
                 kept = known.get(name)
                 if kept is None or kept[0] is not value or kept[1:3] != (value._version, device):
                     if value.dim() and value.device.type != "meta":
-                        number(f"part {where!r}", name, value, allow_infinite=name == "friction", replicas=replicas)
+                        number(f"part {where!r}", name, value, replicas=replicas, **RULES.get(name, {}))
                     own = value.detach().to(device, host.wide(device), copy=True)
                     kept = known[name] = (value, value._version, device, own)
                 given.append(kept[3])
             else:
-                given.append(number(f"part {where!r}", name, value, allow_infinite=name == "friction"))
+                given.append(number(f"part {where!r}", name, value, **RULES.get(name, {})))
         numbers = tuple(given)
-    values: dict[str, Any] = dict(zip(("lr", "γ", "τ", "ε", "σ", "ω"), numbers, strict=True))
+    values: dict[str, Any] = dict(zip(SYMBOLS, numbers, strict=True))
     values["ξ"] = group["thermostat"]
     if not isinstance(values["ξ"], torch.Tensor):
         number(f"part {where!r}", "thermostat", values["ξ"], allow_negative=True)
@@ -63,4 +84,4 @@ def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict
 def _checked(where: str, fields: tuple[Any, ...]) -> tuple[float, ...]:
     part = f"part {where!r}"
     named = zip(NUMERIC, fields, strict=True)
-    return tuple(number(part, name, value, allow_infinite=name == "friction") for name, value in named)
+    return tuple(number(part, name, value, **RULES.get(name, {})) for name, value in named)

@@ -19,7 +19,7 @@ from tether.loop.generators import restore, states
 from tether.loop.minibatches import Minibatches
 from tether.loop.ready import ReadyMade
 from tether.loop.record import Log
-from tether.optimizer import NonFiniteGradient, Optimizer
+from tether.optimizer import NonFiniteEnergy, NonFiniteGradient, Optimizer
 
 __all__ = ["Run"]
 
@@ -59,6 +59,7 @@ class Run:
                 raise ValueError("batch= cuts tensors: data that come in batches already are taken as they are")
             self.ready = ReadyMade(data, resumable)
         moved = {id(p) for group in opt.param_groups for p in group["params"]}
+        self.tested = isinstance(opt, Optimizer) and any(row.rhythm.tested for row in opt.rows)
         self.trusted = isinstance(opt, Optimizer) and moved == {id(p) for p in model.parameters()}
         self.look()
 
@@ -128,12 +129,16 @@ class Run:
         def closure() -> torch.Tensor:
             losses = self.gradients(batch)
             kept.append(losses.detach())
-            self._judge(losses.detach(), step, log)
-            return losses.detach().sum()
+            if not self.tested or len(kept) == 1:  # a proposal may lead anywhere, and is rejected then
+                self._judge(losses.detach(), step, log)
+            return losses.detach() if self.tested else losses.detach().sum()
 
         while True:
+            kept.clear()
             try:
                 self.advance(closure)
+                break
+            except NonFiniteEnergy:  # of a single model, whose loss has been judged
                 break
             except NonFiniteGradient as error:
                 self._stop(error.replicas or (0,), step, log, "a gradient that is not finite")

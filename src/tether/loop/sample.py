@@ -114,6 +114,7 @@ def sample(
         whole_number("burn_in", burn_in),
     )
     _check_temperature(opt)
+    _check_whole_loss(opt, batch)
     many = isinstance(model, Replicas)
     kept = dict(quantities) if quantities is not None else _parameters(model)
     if inputs is not None:
@@ -170,6 +171,16 @@ def _check_temperature(opt: torch.optim.Optimizer) -> None:
         raise TypeError(
             f"torch's {type(opt).__name__} has no temperature, so its draws follow no known density: use e.g. "
             "tether.methods.langevin(model, lr=0.1, temperature=1 / points), or tether.train"
+        )
+
+
+def _check_whole_loss(opt: torch.optim.Optimizer, batch: int | None) -> None:
+    """Raise for minibatches where the energies are tested: they are not those of the density."""
+    rows: Any = getattr(opt, "rows", ())
+    if batch is not None and any(row.rhythm.tested for row in rows):
+        raise ValueError(
+            f"batch={batch}: {rows[0].rhythm!r} accepts by the whole loss, and a minibatch has another: leave out "
+            "batch=, or sample by tether.methods.langevin"
         )
 
 

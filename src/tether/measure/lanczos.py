@@ -108,7 +108,8 @@ def extremes(
         if j >= min(n, low + high) and bool((residuals[ends] <= tolerance * scale).all()):
             mine = [*range(min(bottom, j)), *range(max(bottom, j - top), j)]
             values = θ[mine]
-            same = before is not None and bool(((values - before).abs() <= 2 * tolerance * scale).all())
+            known = before is not None and len(before) == len(values)
+            same = known and bool(((values - before).abs() <= 2 * tolerance * scale).all())
             if same or j == n or (top <= 1 and bottom <= 1):
                 bounds = torch.hypot(residuals[mine], torch.tensor(carried)) + 10 * eps * scale
                 return Extremes(values, bounds, S[:, mine].mT.to(like) @ Q[:j], scale)

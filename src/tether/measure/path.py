@@ -16,7 +16,7 @@ from tether.metrics.homogeneous import CONVOLUTIONS
 from tether.metrics.path import exponent, path_sum
 from tether.metrics.tracing import traced_graph
 
-__all__ = ["balance", "group_norm", "path_norm", "rescale"]
+__all__ = ["balance", "group_norm", "path_norm", "path_vector", "rescale"]
 
 RULE = (
     "rescale and balance take chains of Linear and convolutional layers with ReLUs, pooling, flattening and dropout "
@@ -43,6 +43,42 @@ def path_norm(model: nn.Module, p: float = 2, input_shape: Sequence[int] | None 
     """
     p = exponent(p)
     return path_sum(model, p, input_shape) ** (1 / p)
+
+
+@torch.no_grad()
+def path_vector(model: nn.Module, most: int = 10_000_000) -> torch.Tensor:
+    """π(w): the product of the weights along every path from an input to an output (Path-SGD slides).
+
+    Its p-norm is `path_norm`, which takes every network that `tether.Path` takes and does not list the paths. The paths
+    are in the order of their input, then of the unit of each layer, the output last; those that begin with a bias come
+    after those from the inputs, the biases of the first layer first.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False))
+    >>> net[0].weight.data, net[2].weight.data = torch.tensor([[6.0, 1], [1, 4]]), torch.tensor([[1.0, 1], [1, 2]])
+    >>> path_vector(net)
+    tensor([6., 6., 1., 2., 1., 1., 4., 8.])
+
+    Args:
+        model: a chain of Linear layers with ReLUs and dropout between them.
+        most: more paths than this are refused: their number is the product of all widths.
+    """
+    links = _chain(model)
+    for link in links:
+        if not isinstance(link.module, nn.Linear):
+            kind = type(link.module).__name__
+            raise ValueError(f"{link.name!r} ({kind}) is no Linear layer: use path_norm, which needs no list of paths")
+    widths = [links[0].module.in_features, *(link.units for link in links)]
+    begins = [0, *(i for i, link in enumerate(links, 1) if link.module.bias is not None)]
+    count = sum(math.prod(widths[i:]) for i in begins)
+    if count > most:
+        raise ValueError(f"{type(model).__name__} has {count:,} paths, more than most={most:,}: use path_norm")
+    found = []
+    for first in begins:
+        paths = torch.ones_like(links[0].module.weight[0]) if first == 0 else links[first - 1].module.bias.detach()
+        for link in links[first:]:
+            paths = paths.unsqueeze(-1) * link.module.weight.detach().T
+        found.append(paths.flatten())
+    return torch.cat(found)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from tether.words import parse
 if TYPE_CHECKING:
     from tether.engine.commit import Write
     from tether.engine.rows import Row
-    from tether.words import Beat
+    from tether.words import Beat, Word
 
 __all__ = ["Always", "Rhythm", "RhythmError", "one_gradient", "whole_steps"]
 
@@ -28,6 +28,7 @@ class Rhythm:
     """
 
     every = 1  # steps of the optimizer from one kick of the part to the next
+    tested = False  # is a step a proposal, which the energies accept or reject?
 
     def __repr__(self) -> str:
         """Name and settings. Two of equal text are the same."""
@@ -63,6 +64,14 @@ class Rhythm:
         """The writes of a step."""
         row.play(self.beats(row))
         return row.writes()
+
+    def legs(self, word: Word) -> tuple[tuple[Beat, ...], ...]:
+        """The beats of a proposal, cut where gradients are taken; the first redraw the momenta. Only if `tested`."""
+        return ()
+
+    def times(self, word: Word, h: Any) -> Any:
+        """How long a proposal is, in units of h."""
+        return 1.0
 
     def rise(self, row: Row) -> list[Write]:
         """The writes that restore all weights, for an evaluation, a checkpoint or the end of a run."""

@@ -36,6 +36,8 @@ class Circle(Surface):
 
     slack = True
     intrinsic = True
+    separate = True
+    reversible = True
 
     def __init__(self, radius: float | torch.Tensor = 1.0, projection: str = "orthogonal") -> None:
         self.radius, self.projection = positive("Circle", radius), projection

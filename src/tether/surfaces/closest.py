@@ -32,16 +32,18 @@ def closest(
         λ, back = (gram @ x for x in (J @ (point - q).unsqueeze(-1), values.unsqueeze(-1)))
         along = point - q - (J.mT @ λ).squeeze(-1)
         rest = along.norm(dim=-1) / (1 + point.norm(dim=-1))
-        if met(q, values, J) and bool((rest <= 16 * eps).all()):
+        if met(q, values, J) and bool((rest <= 32 * eps).all()):
             return q, None
         if before is not None:
             s, y = q - before[0], before[1] - along
             found = (s * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True)
-            α = torch.where((found > 0) & found.isfinite(), found.clamp(1e-4, 10), α)
+            clear = rest.unsqueeze(-1) > 1e3 * eps  # nearer than that, differences are rounding errors
+            α = torch.where(clear & (found > 0) & found.isfinite(), found.clamp(1e-4, 10), α)
         before = q, along
         d = α * along - (J.mT @ back).squeeze(-1)
         q = descend(value, q, point, d, 2 * (λ + back).norm(dim=-2))
-    return q, rest.amax().item()
+    near = met(q, *jacobian(q)) and bool((rest <= 1e4 * eps).all())
+    return q, None if near else rest.amax().item()
 
 
 def descend(value: Map, q: torch.Tensor, point: torch.Tensor, d: torch.Tensor, μ: torch.Tensor) -> torch.Tensor:

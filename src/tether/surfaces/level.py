@@ -15,6 +15,8 @@ from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Level"]
 
+SLOWEST = 0.98  # a projection is given up if |g|² does not shrink by this factor
+
 
 class Level(Surface):
     """Σ = {(θ, ξ) : g(θ, ξ) = 0} for a smooth g (4.1), its Jacobian J by autograd.
@@ -208,22 +210,28 @@ class Level(Surface):
     def from_start(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """(4.41): q̄ − Jₙᵀλ with λ such that g = 0."""
         normals = self.jacobian(start)[1].mT
-        q = point
+        q, before = point, torch.full((), math.inf, device="cpu")
         for _ in range(self.iterations):
             values, J = self.jacobian(q)
-            if self.met(q, values, J):
+            missed, size = ~self.within(q, values, J), values.square().sum(-1)
+            if not bool(missed.any()):
                 return q
+            if not bool((missed & (size < SLOWEST * before)).any()):
+                break  # there is no root: |g| stays where it is
+            before = size
             λ = torch.linalg.lstsq((J @ normals).double(), values.unsqueeze(-1).double()).solution.to(q)
             q = self.search(q, values, normals @ λ)
         values, J = self.jacobian(q)
-        if self.met(q, values, J, 100):
+        missed = ~self.within(q, values, J, 100)
+        if not bool(missed.any()):
             return q
-        raise self.too_long(f"|g| = {values.abs().amax().item():.3g}")
+        raise self.too_long(f"|g| = {values.abs().amax().item():.3g}", missed)
 
-    def too_long(self, what: str) -> SurfaceError:
+    def too_long(self, what: str, which: torch.Tensor | None = None) -> SurfaceError:
         return SurfaceError(
-            f"{self!r}: the step is too long for the surface, {what} after {self.iterations} iterations; lower lr, or "
-            "the temperature"
+            f"{self!r}: the step is too long for the surface, {what} after at most {self.iterations} iterations; lower "
+            "lr, or the temperature",
+            which,
         )
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -243,11 +251,15 @@ class Level(Surface):
 
     def met(self, q: torch.Tensor, values: torch.Tensor, J: torch.Tensor, times: float = 1.0) -> bool:
         """Is every |g| at most `times` the tolerance?"""
+        return bool(self.within(q, values, J, times).all())
+
+    def within(self, q: torch.Tensor, values: torch.Tensor, J: torch.Tensor, times: float = 1.0) -> torch.Tensor:
+        """The points whose every |g| is at most `times` the tolerance."""
         if self.tolerance is not None:
-            return bool(values.abs().amax() <= times * self.tolerance)
+            return (values.abs() <= times * self.tolerance).all(-1)
         least = 5e-7 if q.dtype is not torch.float64 else 1e-13
         rounding = torch.linalg.vector_norm(J, dim=-1) * torch.linalg.vector_norm(q, dim=-1, keepdim=True)
-        return bool((values.abs() <= times * (torch.finfo(q.dtype).eps * rounding).clamp_min(least)).all())
+        return (values.abs() <= times * (torch.finfo(q.dtype).eps * rounding).clamp_min(least)).all(-1)
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(self.value)(point).abs().amax()

@@ -31,6 +31,8 @@ class Sphere(Surface):
         slack: False leaves out ξ: every row has norm r exactly.
     """
 
+    reversible = True
+
     def __init__(self, radius: float | torch.Tensor = 1.0, slack: bool = True) -> None:
         self.radius = positive("Sphere", radius)
         self.slack = slack

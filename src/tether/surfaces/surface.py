@@ -22,7 +22,14 @@ Time = float | torch.Tensor  # of a drift: one for all, or one for each tensor o
 
 
 class SurfaceError(ValueError):
-    """A surface with invalid settings, or a parameter that it cannot hold."""
+    """A surface with invalid settings, or a parameter that it cannot hold.
+
+    `which` are the tensors of the stack that a step could not move, as a mask; None if that is not known.
+    """
+
+    def __init__(self, message: str, which: torch.Tensor | None = None) -> None:
+        super().__init__(message)
+        self.which = which
 
 
 def inverse(h: Time) -> Time:
@@ -54,7 +61,9 @@ class Surface(ABC):
     slack: bool = False  # does a point hold more than the parameter? Then it is kept as state.
     looks: bool = False  # does it decide by its numbers, on the host? Then a step on it cannot be traced.
     together: bool = False  # does it constrain all parameters of a part together?
+    separate: bool = False  # does every entry move by itself? Then each may have its own mass and friction.
     intrinsic: bool = False  # is noise drawn along Σ, one number per coordinate, without a projection?
+    reversible: bool = False  # is the drift a geodesic at any length, so that −p leads back?
     absorbs: bool = False  # does the drift remove the normal part of momenta? Then they need no projection before it.
     prompt: bool = False  # is Π applied to momenta after every letter? For points that are only near Σ.
 

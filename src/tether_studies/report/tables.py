@@ -27,8 +27,12 @@ def every_claim(found: list[Result]) -> str:
 
 
 def what_holds(found: list[Result]) -> str:
-    """A line for each study with how many of its claims hold, as Markdown."""
-    lines = ["| study | what it is about | claims |", "|---|---|---|"]
+    """How many claims hold in a sentence, and a line for each study, as Markdown."""
+    claims = [claim for result in decisive(found) for claim in result["claims"]]
+    count, early = Counter(claim["verdict"] for claim in claims), sum(claim["provisional"] for claim in claims)
+    told = f"{count[HELD]} hold, {count[NOT_HELD]} do not, {count[UNDECIDED]} are not decided"
+    lines = [f"Of {len(claims)} claims {told}; {early} of these verdicts are provisional, from fewer than four runs."]
+    lines += ["", "| study | what it is about | claims |", "|---|---|---|"]
     for result in decisive(found):
         count = Counter(claim["verdict"] for claim in result["claims"])
         verdicts = ", ".join(f"{count[verdict]} {_bold(verdict)}" for verdict in VERDICTS if count[verdict])
