@@ -63,9 +63,9 @@ class RandomSubsets(Experiment):
     has its own start, subsets and images.
 
     The thesis gives neither k, nodes, batch nor numbers of images and steps, and its accuracies as curves alone.
-    Dropout is not in its figure. Without the clock no weight is scaled for the test as dropout does, which is how the
-    thesis describes it but makes that comparison an easy one. Few images and long training, so that SGD overfits: else
-    random subsets are behind.
+    Dropout is not in its figure. There is no momentum. Without the clock no weight is scaled for the test as dropout
+    does, which is how the thesis describes it but makes that comparison an easy one. Few images and long training, so
+    that SGD overfits: else random subsets are behind.
     """
 
     says = """
