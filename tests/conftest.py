@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+collect_ignore_glob = ["clients/*_cases.py"]  # they import clients, in processes of their own
+
 torch.set_num_threads(1)  # many small tensors: a second thread only adds noise to the clock
 
 

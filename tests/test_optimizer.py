@@ -265,6 +265,8 @@ def test_a_field_made_bad_on_the_way_moves_nothing(field, value):
 @pytest.mark.parametrize("value", [None, "much", torch.ones(2)], ids=repr)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_made_no_number_on_the_way_is_named(field, value):
+    if field in ("friction", "mass") and isinstance(value, torch.Tensor):
+        return  # a number for each entry
     model = network()
     opt = methods.adlala(model)
     opt.param_groups[1][field] = value

@@ -34,6 +34,8 @@ OBEYED = [
     ("friction", 0.3, {"word": "OBA"}),
     ("friction", inf, {"word": "OBA"}),
     ("temperature", 1e-2, {}),
+    ("mass", 2.0, {"word": "OBA"}),
+    ("mass", torch.tensor(2.0), {"word": "OBA"}),
     ("coupling", 0.5, ADAPTIVE),
     ("noise", 0.2, ADAPTIVE),
     ("weight_decay", 0.1, {}),
@@ -53,10 +55,11 @@ OBEYED = [
     ("seed", 5, {"temperature": 1e-2}),
     ("where", "first", {}),
 ]
-NUMBERS = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay")
-NO_NUMBERS = [-1.0, nan, "fast", None, 1j, torch.ones(3)]
+NUMBERS = ("lr", "friction", "temperature", "coupling", "noise", "weight_decay", "mass")
+NO_NUMBERS = [-1.0, nan, "fast", None, 1j]
 REFUSED = [
     *[(name, value, rf"{name}=.* must be") for name in NUMBERS for value in NO_NUMBERS],
+    *[(name, torch.ones(3), rf"{name}=.* must be") for name in NUMBERS if name not in ("friction", "mass")],
     *[(name, inf, rf"{name}=inf is out of range") for name in NUMBERS if name != "friction"],
     *[("thermostat", value, "thermostat=.* must be a finite number") for value in (nan, "hot", None)],
     ("thermostat", torch.tensor(nan), "thermostat has run away"),

@@ -36,7 +36,7 @@ def test_arithmetic_is_that_of_numbers():
 
 @pytest.mark.parametrize("word", ["BACDEDCA", "BAFEFA", "BAECEDECEA"])
 def test_a_word_with_a_thermostat_is_one_program(word):
-    scalars = {"γ": 1.0, "τ": 1e-3, "ε": 0.1, "σ": 0.01, "N": 7, "ξ": 0.0}
+    scalars = {"γ": 1.0, "τ": 1e-3, "ε": 0.1, "σ": 0.01, "N": 7, "ξ": 0.0, "m": 1.0}
     composed = compose(parse(word).program, (0.1, 0.1), scalars, 0, constrained=False, reference=False)
     assert composed.whole is not None
     assert composed.thermostat

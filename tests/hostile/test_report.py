@@ -176,7 +176,7 @@ def test_an_environment_of_an_older_version_is_enough(lay):
 
 
 def test_verdicts_do_not_command_the_terminal(lay, monkeypatch, capsys):
-    study = type("Study", (), {"title": "a title", "source": "a paper"})()
+    study = type("Study", (), {"title": "a title", "source": "a paper", "data": ()})()
     for module in ("tether_studies", "tether_studies.report.results"):
         monkeypatch.setattr(import_module(module), "studies", lambda: {"one": study})
     out = lay(record(claims=[{**record()["claims"][0], "verdict": "held\x1b[2J\r\n"}]))

@@ -64,7 +64,7 @@ def circles(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two rings around the origin: n points of the plane and their classes, 0 on the inner ring and 1 on the outer.
 
-    >>> circles(2, noise=0.0)[0].norm(dim=1).round(decimals=3).tolist()
+    >>> [round(r, 3) for r in circles(2, noise=0.0)[0].norm(dim=1).tolist()]
     [0.8, 1.6]
     """
     t, label, normals = _draw(n, noise, seed)

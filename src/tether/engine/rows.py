@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Generator, Mapping, Sequence
 from operator import is_not
 from typing import Any
@@ -62,7 +61,7 @@ class Row:
     def know(self) -> None:
         """Remember which parameters these are: others may be put in their place."""
         self.given = self.group["params"]
-        self.first = [weakref.ref(param) for param in self.given]
+        self.first = list(self.given)  # no weak references: torch refuses to move a module whose parameters have any
 
     def forget(self) -> None:
         """Make bodies and programs anew at the next step: state or parameters are others."""

@@ -44,7 +44,7 @@ def autocorrelation_time(series: Any, factor: float = 5.0) -> Autocorrelation:
     The standard error is T √((4W + 2)/N) (Madras, Sokal 1988). It needs chains much longer than T: with fewer than 50 T
     draws in all the result is too small.
 
-    >>> chain = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    >>> chain = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     >>> abs(autocorrelation_time(chain).time - 1) < 0.2
     True
 

@@ -26,10 +26,9 @@ def follow(opt: Optimizer) -> None:
     """Take over the parameters that the param groups hold now. Raises before anything has changed."""
     moved: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []
     for row in opt.rows:
-        for first, name, param in zip(row.first, row.names, row.group["params"], strict=True):
+        for old, name, param in zip(row.first, row.names, row.group["params"], strict=True):
             admit_sharded(name, param, row.surface, row.metric, opt.replicas)
-            old = first()
-            if old is not None and old is not param and old in opt.state:
+            if old is not param and old in opt.state:
                 moved.append((old, param, cut(row, name, param, opt.state[old])))
     for old, param, state in moved:
         opt.state.pop(old)

@@ -21,6 +21,7 @@ SYMBOLS = {
     "coupling": "ε, how fast the thermostat reacts.",
     "noise": "σ, the applied noise of the letters D and F.",
     "weight_decay": "ω, added to the gradient as ω θ.",
+    "mass": "m, how slowly momenta move the weights; averages are the same.",
 }
 
 

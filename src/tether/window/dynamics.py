@@ -45,6 +45,7 @@ NUMBERS: dict[str, Field] = {
     "coupling": Field(0.1, 1e-4, 10.0, log=True),
     "noise": Field(0.01, 1e-5, 1.0, log=True),
     "weight_decay": Field(0.0, 1e-7, 1.0, log=True),
+    "mass": Field(1.0, 0.01, 100.0, log=True),
 }
 CHOICES: dict[str, dict[str, tuple[Callable[..., Any], dict[str, Any]]]] = {
     "on": {
@@ -56,7 +57,7 @@ CHOICES: dict[str, dict[str, tuple[Callable[..., Any], dict[str, Any]]]] = {
     "metric": {"Path": (Path, {"p": 2.0})},
     "rhythm": {"Every": (Every, {"k": 5}), "Sleep": (Sleep, {"share": 0.5, "nap": 5}), "Merge": (Merge, {"k": 5})},
 }
-USED = {"γ": "friction", "τ": "temperature", "ε": "coupling", "σ": "noise"}
+USED = {"γ": "friction", "τ": "temperature", "ε": "coupling", "σ": "noise", "m": "mass"}
 STEP = 0.1  # of a part that gives none
 STRUCTURE = ("where", "word", "on", "metric", "rhythm", "normalised")
 

@@ -1,1 +1,0 @@
-collect_ignore_glob = ["*_cases.py"]  # they import clients, in processes of their own
