@@ -34,8 +34,10 @@ SETTING = {
         {"method": "circle_cola_ud", "fields": {"lr": 0.3, "radius": 5.0}},
     ],
 }
-SILENT = "window.speak ??= tether.connection.send; tether.connection.send = (m) => m.type === 'ack' || speak(m)"
-SPEAK = "tether.connection.send = window.speak; tether.connection.send({ type: 'ack' })"
+SILENT = (
+    "() => { window.speak ??= tether.connection.send; tether.connection.send = (m) => m.type === 'ack' || speak(m); }"
+)
+SPEAK = "() => { tether.connection.send = window.speak; tether.connection.send({ type: 'ack' }); }"
 
 
 def where(page):
@@ -70,7 +72,7 @@ def main():
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
             page.goto(address + "#" + urllib.parse.quote(json.dumps(SETTING)))
             page.wait_for_function("window.tether.frame !== null")
             page.evaluate("window.tether.toggle()")

@@ -129,8 +129,8 @@ SCENES: list[dict[str, Any]] = [
             "dynamics": [
                 {"parts": [{"where": "*", "word": "X", "lr": 0.09, "temperature": 0.5}], "label": "Euler, h = 0.09"},
                 {
-                    "parts": [{"where": "*", "word": "BAOAB", "lr": 0.42, "friction": 1.0, "temperature": 0.5}],
-                    "label": "BAOAB, h²/2 = 0.09",
+                    "parts": [{"where": "*", "word": "BAOAB", "lr": 0.3, "friction": 1.0, "temperature": 0.5}],
+                    "label": "BAOAB, h = 0.3",
                 },
             ],
         },
