@@ -22,7 +22,7 @@ from tether.engine.placed import Stack, place, write
 from tether.engine.readings import acceptance, largest_violation, temperatures
 from tether.engine.rows import Row
 from tether.engine.table import table
-from tether.engine.together import admitted, check_replicas, check_together
+from tether.engine.together import admitted, check_entrywise, check_replicas, check_together
 from tether.engine.verdict import Verdict
 from tether.noise import STREAM
 from tether.part import DEFAULTS, Part, check, for_checkpoints, known_fields
@@ -49,6 +49,9 @@ def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
     opt.settle()
     for row in opt.rows:
         row.read()
+        if row.entries:  # somebody may have set them since the optimizer was made
+            check_replicas(row.group, opt.lanes)
+            check_entrywise(row)
     if opt.awakened or opt.released or opt.alone or opt.verdict is not None or opt.plan is not None:
         steps.settle_first(opt)
     if any(row.rhythm.tested for row in opt.rows):

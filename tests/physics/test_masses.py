@@ -354,3 +354,30 @@ def test_nose_hoover_alone_does_not_sample_the_harmonic_well_and_noise_mends_it(
             momenta = opt.state[x]["momentum"] - 0.05 * x.detach()
             inside.append(float((x.detach() ** 2 + momenta**2 < 0.3).double().mean()))
     assert np.mean(inside) == pytest.approx(1 - math.exp(-0.15), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("on", "value", "match"),
+    [
+        (tether.Orthogonal(), torch.rand(6, 6) + 0.5, "entries do not move by themselves"),
+        (tether.Sphere(1.0), torch.rand(6, 6) + 0.5, "entries do not move by themselves"),
+        (tether.Free(), torch.ones(5), "has shape .5,. and a parameter .6, 6."),
+    ],
+    ids=["orthogonal", "sphere", "shape"],
+)
+@pytest.mark.parametrize("field", ["mass", "friction"])
+def test_numbers_for_entries_that_are_set_between_steps_are_checked_too(field, on, value, match):
+    net = torch.nn.Linear(6, 6)
+    opt = tether.Optimizer(net, [tether.Part("weight", on=on), tether.Part("*")], lr=0.1, word="OBA", temperature=1e-3)
+
+    def step():
+        opt.zero_grad()
+        net(torch.ones(4, 6)).square().mean().backward()
+        opt.step()
+
+    step()
+    before = net.weight.detach().clone()
+    opt.param_groups[0][field] = value
+    with pytest.raises(ValueError, match=match):
+        step()
+    assert torch.equal(net.weight, before)
