@@ -303,15 +303,14 @@ class Planes(Experiment):
             nets = tether.Replicas(lambda: perceptron(*sizes), runs, seed=seed)
             options: dict[str, Any] = {"seed": seed + other, "each": own}
             start, end = trained(nets, ON_IMAGES[method], data, loss, steps, batch, **options)
-            states = [[{key: x[i] for key, x in state.items()} for state in (start, end)] for i in range(runs)]
+            starts, arrived = ([{key: x[i] for key, x in one.items()} for i in range(runs)] for one in (start, end))
             if method == "AdLaLa":
-                ends.append(states[0][1])
+                ends.append(arrived[0])
             if not other:
-                lined = zip(nets, states, tests, strict=True)
-                paths = [linear_path(net, *both, test, self.points, loss=loss) for net, both, test in lined]
-                results |= packed(method, paths)
+                lined = zip(nets, starts, arrived, tests, strict=True)
+                results |= packed(method, [linear_path(*one, self.points, loss=loss) for one in lined])
         first, second = ends
-        plane = surface(nets[0], states[0][0], first, second, tests[0], self.side, self.side, loss=loss)
+        plane = surface(nets[0], starts[0], first, second, tests[0], self.side, self.side, loss=loss)
         return {**results, "plane": plane.losses, "alphas": plane.alphas, "betas": plane.betas}
 
     def methods(self, name: str) -> dict[str, Recipe]:
