@@ -116,7 +116,7 @@ class DegenerateMinima(Experiment):
         λI makes the Hessian at such a minimum positive definite | H + λI can be positive definite
         the minimum with weight decay is hyperbolic, if the network is smooth
             | regularization can transform a degenerate Hessian at a minimum into a hyperbolic one
-        and so it is if its units are ReLUs, as the limit of smooth ones | the same, for deep networks with ReLUs
+        and so it is if its units are ReLUs | the same, for deep networks with ReLUs
     """
     label = ("units", "where")
     columns = tuple(

@@ -153,12 +153,12 @@ class Orthogonality(Experiment):
     steps: int = at(20_000, quick=40, full=40_000)
     depths: tuple[int, ...] = at((3, 4, 6), quick=(3, 4), full=(3, 4, 5, 6))  # hidden layers
     runs: tuple[int, ...] = at(
-        (5, 16, 8), quick=(2, 2), long=(5, 16, 16), full=(20,) * 4
+        (5, 16, 5), quick=(2, 2), long=(5, 16, 16), full=(20,) * 4
     )  # at each depth; at four SGD's vary much
     deep: int = at(6, quick=4)  # of them in Figures 4.5 and 4.8
-    soft_runs: int = at(4, quick=2, full=10)  # of each cell of Figure 4.5
+    soft_runs: int = at(3, quick=2, long=4, full=10)  # of each cell of Figure 4.5
     step_sizes: tuple[float, ...] = at((0.1, 0.02), long=(0.1, 0.05, 0.02), full=(0.1, 0.05, 0.02, 0.01))
-    strengths: tuple[float, ...] = at((SOFT, 0.5, 4.0), long=MANY, full=MANY)
+    strengths: tuple[float, ...] = at((0.5, 4.0), long=MANY, full=MANY)
     temperature: float = 1e-6
 
     def run(self, lab: Lab) -> Results:

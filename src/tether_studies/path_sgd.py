@@ -96,7 +96,7 @@ class PathSGD(Experiment):
 
     says = """
         Path-SGD goes the same way from both starts: it is invariant to rescaling | a property of the update rule
-        from an unbalanced start Path-SGD works well: no worse than the better of SGD and AdaGrad by half a point
+        from an unbalanced start Path-SGD works well: no worse than SGD and AdaGrad by half a point of test error
             | “seems to work well compared to constant step size SGD and AdaGrad”; given as curves
         and from a balanced start too
             | “seems to work well compared to constant step size SGD and AdaGrad”; given as curves
@@ -104,7 +104,7 @@ class PathSGD(Experiment):
     label = ("", "start", "method")
     columns = (LOSS, ERROR, CURVE, SIZES)
     caption = "{data}, {images:,} images, {nodes} nodes, {epochs} epochs, {runs} runs"
-    runs: int = at(6, quick=2)
+    runs: int = at(3, quick=2, long=6, full=6)
     data: str = "mnist"  # or cifar10
     nodes: int = at(200, quick=16, full=4000)  # in each hidden layer
     images: int = at(5000, quick=100, full=60_000)

@@ -177,7 +177,7 @@ class OverTime(Experiment):
             | Figures 3.6, 3.7: the dark green histograms
         SGLD assigns larger values to the parameters than AdLaLa | Figures 3.6, 3.7: much larger
     """
-    runs: int = at(24, quick=2, full=100)
+    runs: int = at(8, quick=2, long=24, full=100)
     nodes: int = at(500, quick=50)
     times: tuple[int, ...] = at((50, 1000, 10_000), quick=(20, 40, 100))
     start: float = 0.01  # standard deviation of the first weights
