@@ -10,11 +10,11 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from made import links, mathematics
+from made import links, mathematics, pictures
 
 __all__ = ["MAKERS", "filled", "setup"]
 
-MAKERS: dict[str, Callable[[str], str]] = {}
+MAKERS: dict[str, Callable[[str], str]] = {"picture": pictures.picture}
 MARK = re.compile(r"^<!-- made: (\w+) ?(.*?) -->$", re.MULTILINE)
 
 
