@@ -204,7 +204,7 @@ def replicas() -> plt.Figure:
     ens = tether.Replicas(lambda: nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 1)), n=100)
     opt = tether.methods.langevin(ens, lr=0.2, temperature=τ, friction=1.0)
     bce = nn.functional.binary_cross_entropy_with_logits
-    tether.train(ens, opt, tether.data.spiral(500, turns=2.0, seed=0), bce, steps=8000, batch=25)
+    tether.train(ens, opt, tether.data.spiral(500, turns=2.0, seed=0), bce, steps=5000, batch=25)
     x, y = tether.data.spiral(1000, turns=2.0, seed=1)
     with torch.no_grad():
         right = ((ens(x)[..., 0] > 0) == (y > 0.5)).float().mean(1)
