@@ -57,9 +57,9 @@ class Bounds(Experiment):
     """the gradient of multirate SGD falls below its bound, and the backward pass is as much faster as (5.6) says
 
     f(θ) = 1/n Σ φ(aᵢ·θ − bᵢ) with φ(z) = ½ log(1 + z²): 0 or more, not convex, with L the largest eigenvalue of
-    AᵀA/n and M = ¼ max|aᵢ|². One point at a time; θ in several layers, of which the last is fast, moves by h at every step
-    (Algorithm 5.1 with the slow step kh, no momentum). The mean of ‖∇f‖² is over all steps and runs. For (5.6) a
-    network of equal layers is trained, full and multirate by turns.
+    AᵀA/n and M = ¼ max|aᵢ|². One point at a time; θ in several layers, of which the last is fast, moves by h at
+    every step (Algorithm 5.1 with the slow step kh, no momentum). The mean of ‖∇f‖² is over all steps and runs. For
+    (5.6) a network of equal layers is trained, full and multirate by turns.
 
     The thesis has no experiment. f(θ*) is the lowest value that descent with all points finds from many starts: it is
     f(θ*) or more, so the bounds are no larger than the theorems'. The step sizes are those at which a step along the
