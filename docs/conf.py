@@ -13,7 +13,7 @@ author = "The tether developers"
 copyright = "The tether developers, MIT licence"
 version = release = tether.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "made"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery", "made"]
 exclude_patterns = ["made", "_static", "recipes/*.py", "recipes/*.ipynb", "recipes/*.md5"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 suppress_warnings = ["config.cache"]
@@ -44,14 +44,14 @@ sphinx_gallery_conf = {
     "plot_gallery": True,
 }
 
+napoleon_use_rtype = False
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
-nitpick_ignore_regex = [
-    ("py:.*", r"(torch|numpy|np|collections|typing|os|pathlib|matplotlib)\..*"),
-]
+nitpick_ignore_regex = [("py:class", r"\S+")]  # types of annotations: torch's, and some that are not public
 
 # Links are checked inside the site. Outside it, `make docs` only checks that they are well formed (made/links.py).
 linkcheck_ignore = [r"https?://.*"]
