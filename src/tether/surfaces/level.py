@@ -25,6 +25,12 @@ class Level(Surface):
     step (4.41) by Newton's method with a line search, or at its end (4.42); Π = I − Jᵀ(JJᵀ)⁻¹J (4.43 with errata 5); A
     is RATTLE or SHAKE.
 
+    >>> import tether
+    >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> opt = tether.Optimizer([("weight", weight)], lr=0.1, on=Level(lambda w: w.prod() - 1))  # w₀w₁ = 1
+    >>> round(weight.prod().item(), 5), opt.violation() < 1e-6
+    (1.0, True)
+
     Args:
         g: a function of the parameter (and of the slack, if there is any) that returns the constraints as a tensor. A g
             with several arguments constrains all parameters of its part together, in their order. Arguments with a
