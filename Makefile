@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded bench-explore weights finetune format clean
+.PHONY: setup demo test lint types unit docs sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded bench-explore weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -14,7 +14,7 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	@echo "== making $(VENV) (about a minute)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,clients,cluster,explore,notebook,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[studies,diagnostics,bench,clients,cluster,explore,notebook,docs,dev]"
 	@touch $@
 
 # A hundred runs of six dynamics, and one line changed in a deep network. Two runs of the latter keep it below two minutes.
@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/python examples/spiral.py
 	$(BIN)/python examples/orthogonal.py --runs 2
 
-test: lint types unit
+test: lint types docs unit
 
 lint: setup
 	$(BIN)/ruff check .
@@ -34,6 +34,11 @@ types: setup
 
 unit: setup
 	$(BIN)/python -m pytest
+
+# The site, into build/docs. Warnings are errors, also for a name without documentation and a link that leads nowhere.
+docs: setup
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
+	@echo "open build/docs/index.html"
 
 # The tests that use the compiled kernel, with a build of it that checks every address and every operation.
 # libstdc++ beside libasan, which otherwise does not find how torch throws exceptions.
@@ -89,4 +94,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out build docs/recipes

@@ -79,6 +79,19 @@ def test_orthogonal_prints_a_row_per_method_and_draws_the_picture(tmp_path, monk
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_tempering_crosses_the_barrier_where_hmc_alone_does_not(monkeypatch, capsys):
+    module, (header, *rows) = played("tempering", monkeypatch, capsys, "--chains", 32, "--steps", 80)
+    assert header == ["method", "τ", "upper well %", "exact", "mean energy", "exact", "draws %"]
+    hmc, *others = rows
+    assert [row[1] for row in rows] == ["0.3", *2 * [f"{τ:g}" for τ in module.LADDER]]
+    assert float(hmc[2].split(" ± ")[0]) > 90  # all began there
+    for row in others:
+        upper = float(row[2].split(" ± ")[0])
+        assert abs(upper - float(row[3])) < 30, row  # 80 proposals have not quite forgotten the start
+    assert all(float(row[-1]) == 100 for row in rows[:5])
+    assert sum(float(row[-1]) for row in rows[5:]) == pytest.approx(100, abs=2)  # one chain, four temperatures
+
+
 def test_without_matplotlib_the_table_comes_and_the_picture_is_explained(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -165,7 +165,12 @@ def _rebuilt(make: Callable[..., Any], given: tuple[Any, ...], state: Any, chose
 
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Param groups with weight decay on weights and none on biases and norm layers, for any optimizer."""
+    """Param groups with weight decay on weights and none on biases and norm layers, for any optimizer.
+
+    >>> groups = decay_groups(torch.nn.Linear(2, 2), weight_decay=0.01)
+    >>> [(group["weight_decay"], len(group["params"])) for group in groups]
+    [(0.01, 1), (0.0, 1)]
+    """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     groups = [
         {"params": [(n, p) for n, p in named if p.dim() > 1], "weight_decay": weight_decay},

@@ -125,6 +125,11 @@ def counter_words(
 def at(index: torch.Tensor, k: Any, step: Number, draw: Number, dtype: torch.dtype, replica: Any = 0) -> torch.Tensor:
     """The normals of the entries with these indices, of any shape: the definition, entry by entry.
 
+    >>> index = torch.arange(3)
+    >>> everything = at(index, key(0, "weight"), step=7, draw=0, dtype=torch.float64)
+    >>> torch.equal(everything[1:], at(index[1:], key(0, "weight"), step=7, draw=0, dtype=torch.float64))
+    True
+
     Args:
         index: int64, of the entries in the whole parameter (`entries` makes those of a shard).
         k: the key, or its two words as tensors that broadcast against the index.

@@ -59,7 +59,10 @@ def report(parser: argparse.ArgumentParser) -> Action:
     _out(parser)
     parser.add_argument("--html", type=Path, help="the file to write (default OUT/report.html)")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="judge all again and write it there, small")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="bring the table 'what holds' in it up to date")
+    parser.add_argument(
+        *("--readme",), type=Path, nargs="+", default=[], metavar="FILE",
+        help="pages with '<!-- what holds -->' or '<!-- methods -->': bring them up to date",
+    )  # fmt: skip
     parser.add_argument("--documents", type=Path, metavar="FILE", help="write the page of all figures and theorems")
     return _report
 
@@ -202,7 +205,7 @@ def _report(options: argparse.Namespace) -> int:
         publish(found, options.publish)
         found = results(options.publish)
         print(options.publish)
-    if options.readme:
-        update_readme(found, options.readme)
-        print(options.readme)
+    for page_to_update in options.readme:
+        update_readme(found, page_to_update)
+        print(page_to_update)
     return 0

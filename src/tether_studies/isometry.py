@@ -120,7 +120,7 @@ class Isometry(Experiment):
             left.plot(found["steps"], found["layer"].mean(1), marker="o", ms=3, label=name)
             right.plot(found["steps"], found["gradient"].mean(1), marker="o", ms=3, label=name)
         left.axhline(0.5, color="0.7", lw=0.8, zorder=0)
-        left.set(title="mean σ² per layer of the hidden map", xlabel="step", yscale="log")
+        left.set(title="mean σ² per layer of the hidden map", xlabel="step", ylim=(0, None))
         right.set(title="norm of the first hidden weight's gradient", xlabel="step", yscale="log")
         left.legend(fontsize=7)
         return {"isometry": figure}

@@ -8,7 +8,7 @@ import pytest
 
 from tether.cli import main
 from tether_studies.report import every_claim, html, publish, results, update_readme
-from tether_studies.report.tables import what_holds
+from tether_studies.report.tables import by_study, what_holds
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EVIL = '"><script>alert(1)</script>'
@@ -71,7 +71,9 @@ def test_nothing_from_a_file_is_taken_for_markup(lay):
     assert "&lt;script&gt;" in page
     assert not re.search(r'class="[^"]*script', page)
     assert not re.search(r'="[^"]*"&gt;&lt;script', page)  # no attribute is closed early
-    for table in (every_claim([{**found, "changes": {}}]), what_holds([{**found, "changes": {}}])):
+    missed = [{**claim, "verdict": "not held"} for claim in found["claims"]]
+    evil = {**found, "changes": {}, "claims": missed}
+    for table in (every_claim([evil]), by_study([evil]), what_holds([evil])):
         assert "<script" not in table
         assert "&lt;script" in table
 

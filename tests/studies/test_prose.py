@@ -40,7 +40,7 @@ def test_ratios_of_pushes_are_geometric_means_over_the_steps_asked_for():
     assert prose.pulled(found, 20, 30) == pytest.approx([5.0])
 
 
-def test_slope_and_constants_of_the_bounded_problem():
+def test_slope_and_constants_of_the_smooth_problem():
     z = torch.linspace(-6, 6, 20_001, dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad(bounds.bump(z).sum(), z, create_graph=True)
     assert torch.allclose(first, bounds.slope(z))

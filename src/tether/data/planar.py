@@ -36,6 +36,10 @@ def trig(
     """Cosine against sine (3.33): n points of the plane and their classes, alternately 0 and 1.
 
     ``x = (a t, cos(b t π) + c N(0, 1))``, sine for class 1, with a = `scale`, b = `frequency`, c = `noise`.
+
+    >>> x, y = trig(6)
+    >>> x.shape, sorted(set(y.tolist()))
+    (torch.Size([6, 2]), [0, 1])
     """
     t, label, normals = _draw(n, noise, seed)
     angle = frequency * math.pi * t
@@ -79,6 +83,10 @@ def line(n: int = 60, frequency: float = 1.5, noise: float = 0.1, seed: int = 0)
     """Noisy values of a sine, for regression: n inputs of shape (n, 1), uniform in (−1, 1), and targets (n, 1).
 
     ``y = sin(π b x) + c N(0, 1)`` with b = `frequency`, c = `noise`.
+
+    >>> x, y = line(5)
+    >>> x.shape, y.shape
+    (torch.Size([5, 1]), torch.Size([5, 1]))
     """
     t, _, normals = _draw(n, noise, seed)
     x = (2 * t - 1)[:, None]

@@ -26,7 +26,13 @@ __all__ = ["Layer", "Replicas", "build", "layers_of", "template"]
 
 
 def build(factory: Factory, seed: int, i: int) -> nn.Module:
-    """Replica i alone, as a plain module: the same numbers as in every `Replicas` with this factory and seed."""
+    """Replica i alone, as a plain module: the same numbers as in every `Replicas` with this factory and seed.
+
+    >>> import tether
+    >>> alone = build(lambda: nn.Linear(2, 1), seed=0, i=3)
+    >>> torch.equal(alone.weight, tether.Replicas(lambda: nn.Linear(2, 1), n=5, seed=0)[3].weight)
+    True
+    """
     module = build_one(factory, seed, i)
     mark(module, (i,))
     return module

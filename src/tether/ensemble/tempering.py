@@ -101,6 +101,9 @@ def tempering_weights(temperatures: Sequence[float], energies: Sequence[float]) 
     """−log Z of each temperature, relative to the first, from the mean energies there: ∫⟨U⟩ d(1/τ), by trapezia.
 
     One run of `Replicas` at all temperatures, with `exchange`, gives the energies.
+
+    >>> tempering_weights([1.0, 2.0], [0.5, 1.0]).tolist()  # ⟨U⟩ = τ/2; trapezia: (0.5 + 1)/2 · (1/2 − 1)
+    [0.0, -0.375]
     """
     β, U = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (temperatures, energies))
     β = 1 / β

@@ -35,7 +35,7 @@ class JacobianSpectrum:
 
     @property
     def mean_square(self) -> float:
-        """The mean of σ²: 1 for an isometry, 0 where signals vanish. Of those that were found."""
+        """The mean of σ² over those that were found. It is 1 for an isometry, and 0 where signals vanish."""
         return float(self.values.square().mean())
 
     @property

@@ -87,6 +87,11 @@ def group_norm(model: nn.Module, p: float = 1, q: float = math.inf) -> float:
 
     A unit is a row of a Linear layer or a channel of a convolution; its bias is one of its edges. μ_{2,2} is the norm
     of all weights. Unlike the path norm it is not invariant under `rescale`.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+    >>> net[0].weight.data = torch.tensor([[3.0, 4.0]])
+    >>> round(group_norm(net, p=2, q=2), 5)
+    5.0
     """
     p = exponent(p)
     if isinstance(q, bool) or not isinstance(q, (int, float)) or not q >= 1:
@@ -156,6 +161,11 @@ def balance(model: nn.Module, p: float = 2) -> nn.Module:
     fully connected net of d layers, without biases and with one output, t^d = ‖π(w)‖_p; with several outputs t^d is the
     largest path norm of one of them. Biases are edges and contribute to t. The network must be one that `rescale`
     accepts.
+
+    >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    >>> net[0].weight.data, net[2].weight.data = torch.tensor([[100.0]]), torch.tensor([[0.01]])  # one path
+    >>> [round(weight.item(), 5) for weight in balance(net).parameters()]
+    [1.0, 1.0]
     """
     p = exponent(p)
     links = _chain(model)

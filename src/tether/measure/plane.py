@@ -129,6 +129,11 @@ def random_directions(state: State, seed: int = 0, vectors: str = "fixed") -> li
 
     A filter is the set of weights into one unit: a row of a matrix, or in general one entry along the first axis.
 
+    >>> net = nn.Linear(3, 2)
+    >>> first, second = random_directions(net.state_dict())
+    >>> torch.allclose(first["weight"].norm(dim=1), net.weight.norm(dim=1))
+    True
+
     Args:
         state: a state dict θ.
         seed: of the normal numbers.

@@ -55,6 +55,10 @@ def random_labels(
 ) -> torch.Tensor:
     """Labels with a fraction replaced by uniformly random classes (section 6.1.4, Figure 6.2B).
 
+    >>> labels = random_labels(torch.tensor([0, 1, 2, 3] * 50))
+    >>> sorted(set(labels.tolist()))
+    [0, 1, 2, 3]
+
     Args:
         targets: the labels.
         classes: the number of classes; None takes the largest label plus one.

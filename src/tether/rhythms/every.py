@@ -17,6 +17,16 @@ __all__ = ["Every"]
 class Every(Rhythm):
     """The part makes one step for k steps of the optimizer. Between them its gradient is not computed.
 
+    >>> import torch, tether
+    >>> body, head = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    >>> parts = [tether.Part("body", rhythm=Every(3)), tether.Part("head")]
+    >>> opt = tether.Optimizer([("body", body), ("head", head)], parts, lr=1.0)
+    >>> for _ in range(6):
+    ...     body.grad, head.grad = torch.ones(1), torch.ones(1)
+    ...     opt.step()
+    >>> body.item(), head.item()
+    (-2.0, -6.0)
+
     Args:
         k: the number of steps of the optimizer for one step of the part.
         drift: spread the drift of a word that ends in one (OBA, MS) over those steps (Algorithm 5.1); False makes it in

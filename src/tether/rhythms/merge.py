@@ -25,6 +25,15 @@ class Merge(Rhythm):
     Both start from the same point, so the slow copy uses the first gradient of the cycle and needs no other. It has its
     own momenta.
 
+    >>> import tether
+    >>> weight = torch.nn.Parameter(torch.zeros(1))
+    >>> opt = tether.Optimizer([("weight", weight)], lr=1.0, rhythm=Merge(2))
+    >>> for gradient in (1.0, 3.0):
+    ...     weight.grad = torch.full((1,), gradient)
+    ...     opt.step()
+    >>> weight.item()  # the part has moved by −1 − 3, its slow copy by −2 · 1
+    -3.0
+
     Args:
         k: the number of steps of the part for one step of the slow copy.
     """

@@ -31,6 +31,20 @@ class Metropolis(Rhythm):
     Carlo by Verlet, or by RATTLE on a surface. ``"X"`` is MALA: a step of X from θ is a step of Verlet of length √(2h)
     from redrawn momenta, which gives both densities of (1.60).
 
+    >>> import torch, tether
+    >>> x = torch.nn.Parameter(torch.zeros(5))
+    >>> fields = {"word": "OBAB", "friction": torch.inf, "temperature": 1.0}
+    >>> opt = tether.Optimizer([("x", x)], lr=0.5, rhythm=Metropolis(3), **fields)
+    >>> def closure():
+    ...     opt.zero_grad()
+    ...     energy = x.square().sum() / 2
+    ...     energy.backward()
+    ...     return energy
+    >>> for _ in range(20):
+    ...     _ = opt.step(closure)
+    >>> 0 < opt.acceptance <= 1
+    True
+
     Args:
         steps: how often the word runs in a proposal.
     """

@@ -190,7 +190,7 @@ class Multirate(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all optimizers: the same objects, so that schedulers change them."""
+        """The groups of all optimizers. They are the same objects, so that schedulers change them."""
         return [group for opt in self.optimizers.values() for group in opt.param_groups]
 
     @param_groups.setter

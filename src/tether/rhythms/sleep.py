@@ -30,6 +30,14 @@ class Sleep(Rhythm):
     Then the sleeping weights get their values back and all weights make one step, those that slept with h·nap. After
     that another share sleeps. The choice depends on (seed, cycle, parameter) alone, as noise does.
 
+    >>> import torch, tether
+    >>> weight = torch.nn.Parameter(torch.ones(1000))
+    >>> opt = tether.Optimizer([("weight", weight)], lr=0.1, rhythm=Sleep(0.3, nap=5))
+    >>> weight.grad = torch.zeros(1000)
+    >>> opt.step()
+    >>> 250 < int((weight == 0).sum()) < 350
+    True
+
     Args:
         share: the share of weights that sleep, at least 0 and below 1.
         nap: the number of steps that they sleep.

@@ -59,6 +59,14 @@ def cost(
 ) -> list[Cost]:
     """Operations, bytes and messages of one step in which all parts move, a row for each part and for what they share.
 
+    >>> from tether import Orthogonal
+    >>> parts = [Part("weight", on=Orthogonal()), Part("bias")]
+    >>> for row in cost(torch.nn.Linear(256, 256), parts, 8, word="BAOAB", temperature=1e-6):
+    ...     print(row.part, f"{row.operations:.0f} operations, {row.bytes} bytes, {row.messages} messages")
+    weight 671088640 operations, 622624 bytes, 2 messages
+    bias 1536 operations, 0 bytes, 0 messages
+    finite gradients 0 operations, 4 bytes, 1 messages
+
     Args:
         model: a module or its named parameters, not sharded yet; on the meta device it takes no memory.
         parts: the table, as for `tether.Optimizer`.

@@ -26,6 +26,14 @@ class Circle(Surface):
     the circle, with ω = (ξ p_θ − θ p_ξ)/r². These determine (θ, ξ, p_θ, p_ξ). So no point can leave the circle, and the
     rotation by ωh is exact.
 
+    >>> import tether
+    >>> net = torch.nn.Linear(3, 2)
+    >>> opt = tether.Optimizer(net, [tether.Part("weight", on=Circle(0.1)), tether.Part("bias")], lr=0.5)
+    >>> net(torch.ones(1, 3)).sum().backward()
+    >>> opt.step()
+    >>> bool(net.weight.abs().max() <= 0.1)
+    True
+
     Args:
         radius: a number, or a tensor that broadcasts to the shape of the weights.
         projection: of X, and of every other step that leads off the circle. ``"orthogonal"`` (4.42) always exists.

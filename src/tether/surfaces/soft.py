@@ -64,6 +64,11 @@ def orthogonal_penalty(model: torch.nn.Module, where: str = "*.weight") -> torch
 
     Add ``strength * orthogonal_penalty(model)`` to the loss; the papers' best strength is 0.05. With replicas the
     result has one value for each.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    >>> net[0].weight.data = 2 * torch.eye(2)  # QᵀQ − I = 3 I
+    >>> orthogonal_penalty(net).item()
+    18.0
     """
     replicas = isinstance(model, Replicas)
     terms: list[torch.Tensor] = []

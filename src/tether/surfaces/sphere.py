@@ -26,6 +26,12 @@ class Sphere(Surface):
     The weights of an LSTM or GRU hold all gates, stacked, so a row is one gate of one unit. The weight of a transposed
     convolution is (in, out, …): there a row belongs to an input channel, and its outgoing weights are bounded.
 
+    >>> import tether
+    >>> net = torch.nn.Linear(3, 2)
+    >>> opt = tether.Optimizer(net, [tether.Part("weight", on=Sphere(2.0, slack=False)), tether.Part("bias")], lr=0.1)
+    >>> [round(norm, 5) for norm in net.weight.norm(dim=1).tolist()]
+    [2.0, 2.0]
+
     Args:
         radius: a number, or a tensor with one radius per row.
         slack: False leaves out ξ: every row has norm r exactly.

@@ -9,7 +9,7 @@ from tether_studies.conclusion import concluded, drawn
 from tether_studies.experiment import Experiment, said
 from tether_studies.files import note, whole, write_text
 from tether_studies.recorded import NotRecorded, Recorded, pieces_of_run, read_pieces, write_pieces
-from tether_studies.report.tables import decisive, every_claim
+from tether_studies.report.tables import by_study, decisive, every_claim
 from tether_studies.study import Results, Study
 
 __all__ = ["anew", "publish", "recorded"]
@@ -52,7 +52,7 @@ def publish(found: list[Result], folder: Path) -> None:
         record = {key: x for key, x in record.items() if key != "folder"} | {"figures": sorted(names)}
         write_text(folder / f"{name}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         written.append(record)
-    write_text(readme, f"{HEAD}{every_claim(written)}\n")
+    write_text(readme, f"{HEAD}{by_study(written)}\n\n## Every claim\n\n{every_claim(written)}\n")
 
 
 def recorded(result: Result) -> dict[str, Results]:

@@ -1,4 +1,4 @@
-"""Tables of the README that are made, not written: between two comments, anew each time."""
+"""What pages say that is made, not written: between two comments, anew each time."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 from tether_studies.files import write_text
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 
-__all__ = ["every_claim", "methods_table", "update_readme", "what_holds"]
+__all__ = ["by_study", "every_claim", "methods_table", "update_readme", "what_holds"]
 
 TAG = re.compile(r"<(?=[a-zA-Z/!?])")  # where HTML would begin; "< 0.1" is less than
 Result = dict[str, Any]
@@ -26,13 +26,24 @@ def every_claim(found: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def what_holds(found: list[Result]) -> str:
-    """How many claims hold in a sentence, and a line for each study, as Markdown."""
+def what_holds(found: list[Result], worst: int = 4) -> str:
+    """How many claims hold, in a sentence, and the studies with the most misses, as Markdown."""
     claims = [claim for result in decisive(found) for claim in result["claims"]]
     count, early = Counter(claim["verdict"] for claim in claims), sum(claim["provisional"] for claim in claims)
     told = f"{count[HELD]} hold, {count[NOT_HELD]} do not, {count[UNDECIDED]} are not decided"
     lines = [f"Of {len(claims)} claims {told}; {early} of these verdicts are provisional, from fewer than four runs."]
-    lines += ["", "| study | what it is about | claims |", "|---|---|---|"]
+    misses = {result["name"]: _missed(result) for result in decisive(found)}
+    most = sorted((name for name in misses if misses[name]), key=lambda name: -len(misses[name]))[:worst]
+    for name in most:
+        one = next(result for result in found if result["name"] == name)
+        what = f"{len(misses[name])} of {len(one['claims'])} claims not held, such as “{misses[name][0]}”"
+        lines.append(_plain(f"- `{name}` ({one['source'].partition(';')[0]}): {what}"))
+    return "\n".join([lines[0], *([""] if most else []), *lines[1:]])
+
+
+def by_study(found: list[Result]) -> str:
+    """A line for each study with the number of its verdicts, as Markdown."""
+    lines = ["| study | what it is about | claims |", "|---|---|---|"]
     for result in decisive(found):
         count = Counter(claim["verdict"] for claim in result["claims"])
         verdicts = ", ".join(f"{count[verdict]} {_bold(verdict)}" for verdict in VERDICTS if count[verdict])
@@ -40,6 +51,10 @@ def what_holds(found: list[Result]) -> str:
         verdicts += f" ({'all' if early == len(result['claims']) else early} provisional)" if early else ""
         lines.append(_row((f"`{result['name']}`", f"{result['title']} ({result['source']})", verdicts)))
     return "\n".join(lines)
+
+
+def _missed(result: Result) -> list[str]:
+    return [claim["text"] for claim in result["claims"] if claim["verdict"] == NOT_HELD]
 
 
 def decisive(found: list[Result]) -> list[Result]:
@@ -57,7 +72,12 @@ def _bold(verdict: str) -> str:
 
 def _row(cells: tuple[str, ...]) -> str:
     """A row of Markdown. Text from a file stays in its cell, and is not taken for HTML."""
-    return "| " + " | ".join(TAG.sub("&lt;", " ".join(cell.split())).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _plain(text: str) -> str:
+    """Text on one line, which is not taken for HTML."""
+    return TAG.sub("&lt;", " ".join(text.split()))
 
 
 def methods_table() -> str:
@@ -76,13 +96,11 @@ def methods_table() -> str:
 
 
 def update_readme(found: list[Result], path: Path) -> None:
-    """Write both tables between their comments, ``<!-- what holds -->`` … ``<!-- end -->``; nothing else changes."""
-    text = path.read_text(encoding="utf-8")
-    for mark, table in (("what holds", what_holds(found)), ("methods", methods_table())):
-        pattern = re.compile(rf"(<!-- {mark} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        found_at = pattern.search(text)
-        if found_at is None:
-            raise ValueError(f"{path} has no place for the table: write '<!-- {mark} -->' and '<!-- end -->' in it")
-        before, after = text[: found_at.end(1)], text[found_at.start(2) :]
-        text = before + table + after
+    """Write anew what stands between the comments ``<!-- what holds -->`` (or ``methods``) and ``<!-- end -->``."""
+    text, made = path.read_text(encoding="utf-8"), {"what holds": what_holds(found), "methods": methods_table()}
+    pattern = re.compile(rf"(<!-- ({'|'.join(made)}) -->\n).*?(\n?<!-- end -->)", re.DOTALL)
+    text, places = pattern.subn(lambda found: f"{found[1]}{made[found[2]]}\n<!-- end -->", text)
+    if not places:
+        marks = " or ".join(f"'<!-- {mark} -->'" for mark in made)
+        raise ValueError(f"{path} has no place for what is made: write {marks}, and '<!-- end -->' on another line")
     write_text(path.resolve(), text)  # a link stays one

@@ -1,0 +1,8 @@
+"""
+Depth: orthogonal hidden layers
+===============================
+"""
+
+import tether
+
+print(tether.Orthogonal())
