@@ -12,12 +12,13 @@ from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.logging import getLogger
 
-from made import api, links, mathematics
+from made import api, links, mathematics, pictures
 
 __all__ = ["MAKERS", "filled", "setup"]
 
 MAKERS: dict[str, Callable[[str], str]] = {
     "api": api.listed,
+    "picture": pictures.picture,
     "api_by_file": api.by_file,
     "api_index": api.index,
     "letters": api.letters,
