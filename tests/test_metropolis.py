@@ -308,6 +308,25 @@ def test_a_closure_must_return_an_energy_for_each_replica():
         opt.step(lambda: {"loss": closure_of(net, opt)()})
 
 
+def test_an_energy_that_is_a_python_number_keeps_its_digits():
+    ends = []
+    for number in (float, torch.Tensor.detach):
+        x = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        opt = methods.hmc([("x", x)], lr=1.4, steps=2)
+
+        def closure(x=x, opt=opt, number=number):
+            opt.zero_grad()
+            energy = 1e9 + x.square().sum() / 2
+            energy.backward()
+            return number(energy.detach())
+
+        for _ in range(12):
+            opt.step(closure)
+        ends.append((x.detach(), opt.acceptance))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert 0 < ends[0][1] < 1
+
+
 @pytest.mark.parametrize(("on", "many"), [(Orthogonal(), 200), (Level(lambda w: w.square().sum() - 1), 8)])
 def test_in_bfloat16_the_start_is_off_the_surface_and_proposals_are_accepted_all_the_same(on, many):
     """von Mises–Fisher with κ = 2 on the sphere, as matrices of one column: ⟨x⟩ = coth 2 − 1/2, within 4 s.e."""

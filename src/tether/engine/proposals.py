@@ -181,7 +181,8 @@ def legs_of(row: Row) -> Any:
 def energies(opt: Optimizer, loss: Any) -> torch.Tensor:
     """What a closure has returned, as one energy for each replica."""
     try:
-        found = torch.as_tensor([] if loss is None else loss).detach()
+        numbers = [] if loss is None else loss
+        found = numbers.detach() if isinstance(numbers, torch.Tensor) else torch.as_tensor(numbers, dtype=torch.float64)
         told = f"{found.numel()} numbers" if not found.is_complex() else "complex numbers"
     except (TypeError, ValueError, RuntimeError):
         found, told = torch.empty(0), type(loss).__name__

@@ -122,7 +122,7 @@ def _ladder(temperatures: Sequence[float], name: str, values: Sequence[float]) -
 def _numbers(x: Any) -> torch.Tensor:
     """Finite real numbers in double precision; empty if they are anything else."""
     try:
-        found = torch.as_tensor(x).detach()
+        found = (x if isinstance(x, torch.Tensor) else torch.as_tensor(x, dtype=torch.float64)).detach()
     except (TypeError, ValueError, RuntimeError):
         return torch.empty(0)
     real = not found.is_complex() and bool(found.isfinite().all())
