@@ -210,11 +210,29 @@ def bounded(rounds: int) -> None:
         print(f"{label:<30} {1e6 * statistics.median(series):>9.0f} {ratio(series, times['SGD momentum']):>7.2f} {gap}")
 
 
+def level(rounds: int) -> None:
+    """Level beside Sphere, which knows its surface: rows of norm 1, update alone."""
+    print(f"\n{'update alone, rows of norm 1':<30} {'Sphere µs':>9} {'Level µs':>9} {'× Sphere':>9}")
+    for shape in ((1, 3), (64, 50), (256, 50), (1024, 50)):
+        for word in ("X", "BAOAB"):
+            torch.manual_seed(0)
+            calls = {}
+            for on in (tether.Sphere(slack=False), tether.Level(lambda w: w.square().sum(-1) - 1)):
+                w = nn.Parameter(nn.functional.normalize(torch.randn(shape), dim=-1))
+                w.grad = torch.randn(shape)
+                opt = tether.Optimizer([("w", w)], lr=0.05, word=word, temperature=1e-3, on=on)
+                calls[type(on).__name__] = opt.step
+            times = interleave(calls, rounds, f"rows {shape} {word}")
+            medians = [f"{1e6 * statistics.median(series):>9.0f}" for series in times.values()]
+            label = f"{shape[0]} × {shape[1]}, {word}"
+            print(f"{label:<30} {' '.join(medians)} {ratio(times['Level'], times['Sphere']):>9.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--only", nargs="*", default=["W1", "W2", "W3", "bounded"])
+    parser.add_argument("--only", nargs="*", default=["W1", "W2", "W3", "bounded", "level"])
     parser.add_argument("--no-peers", action="store_true", help="tether and SGD alone")
     parser.add_argument("--lr", type=float, nargs="*", default=[0.01, 0.1])
     arguments = parser.parse_args()
@@ -230,6 +248,8 @@ def main() -> None:
                     )
         if "bounded" in arguments.only:
             bounded(arguments.rounds)
+        if "level" in arguments.only:
+            level(arguments.rounds)
 
 
 if __name__ == "__main__":

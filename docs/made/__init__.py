@@ -13,13 +13,14 @@ from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.logging import getLogger
 
-from made import api, links, mathematics, papers, pictures
+from made import api, links, mathematics, papers, pictures, recording
 
 __all__ = ["MAKERS", "filled", "setup"]
 
 MAKERS: dict[str, Callable[[str], str]] = {
-    "animation": pictures.animation,
+    "animation": recording.animation,
     "api": api.listed,
+    "picture": pictures.picture,
     "api_by_file": api.by_file,
     "api_index": api.index,
     "letters": api.letters,

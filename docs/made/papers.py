@@ -24,7 +24,7 @@ PAGES = {  # page → its title
     "path_sgd_slides": "Path-SGD slides",
     "gd_dynamics_slides": "GD-dynamics slides",
 }
-SIGNS = {HELD: "✓ **held**", NOT_HELD: "✗ not held", UNDECIDED: "? not decided"}
+SIGNS = {HELD: "✓ held", NOT_HELD: "✗ not held", UNDECIDED: "? not decided"}
 
 
 @cache
@@ -100,9 +100,5 @@ def _row(cells: list[Any]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of a result on one line, in which nothing is taken for HTML, a formula or a link to a comment."""
-    return (
-        " ".join(text.split()).replace("<", "&lt;").replace("$", r"\$").replace("_", r"\_")
-        if "](" not in text
-        else text
-    )
+    """Text of a result on one line, in which nothing is taken for HTML, a formula or emphasis."""
+    return re.sub(r"([\\$_*])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")

@@ -3,8 +3,8 @@ A posterior: sample, and look at R-hat
 ======================================
 
 Langevin dynamics at temperature :math:`\tau` draws weights from :math:`\exp(-L/\tau)`. For :math:`L` the mean of
-the negative log-likelihood over :math:`n` points, with the prior as weight decay, :math:`\tau = 1/n` is the posterior. Each
-replica is a chain with a start and noise of its own, so that R-hat can tell whether the chains agree.
+the negative log-likelihood over :math:`n` points, with the prior as weight decay, :math:`\tau = 1/n` is the posterior.
+Each replica is a chain with a start and noise of its own, so that R-hat can tell whether the chains agree.
 """
 
 # %%
@@ -46,9 +46,8 @@ draws = tether.sample(chains, opt, (x, y), loss, draws=250, thin=20, burn_in=100
 
 rhat, size = draws.rhat()["output"], draws.ess()["output"]
 print(draws)
-print(
-    f"R-hat of the output: at most {rhat.max():.3f} over {len(inputs)} inputs; effective draws: {size.min():.0f} or more"
-)
+print(f"R-hat of the output: at most {rhat.max():.3f} over {len(inputs)} inputs")
+print(f"effective draws: {size.min():.0f} or more")
 
 # %%
 # Where there are no points, the draws differ.

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import mse_loss, softplus
 
 from tether.measure import hessian_spectrum
 from tether_studies.drawing import subplots
@@ -19,7 +19,10 @@ START, MINIMUM, LIFTED, DECAYED, FIRM = KINDS = (
     *("minimum with decay", "minimum with decay, + λI"),
 )
 ZERO = 1e-6  # of the largest eigenvalue
-STILL = 1e-6  # |∇| where a minimum is
+STILL = 1e-6  # |∇| where a minimum is; with softened units, of λ
+SOFTENED = "softened"
+WAY = [(1e-4, 10.0), (1e-4, 30.0), (1e-4, 100.0), (1e-4, 300.0), (1e-4, 1000.0)]  # λ and β, one after another
+WAY += [(λ, 1000.0) for λ in (1e-5, 1e-6, 1e-7)]
 
 
 def descend(net: nn.Module, data: Pair, decay: float, steps: int) -> float:
@@ -39,6 +42,49 @@ def descend(net: nn.Module, data: Pair, decay: float, steps: int) -> float:
     return math.hypot(*[float(p.grad.norm()) for p in parameters if p.grad is not None])
 
 
+def softened(w: torch.Tensor, data: Pair, decay: float, β: float) -> torch.Tensor:
+    """The loss with decay of a network with units softplus(βz)/β, its weights in a row."""
+    x, y = data
+    hidden = len(w) // (x.shape[1] + 1)
+    first, last = w[:-hidden].view(hidden, -1), w[-hidden:]
+    fitted = softplus(x @ first.mT, β) @ last
+    return (fitted - y.squeeze(1)).square().mean() + 0.5 * decay * w.square().sum()
+
+
+def newton(w: torch.Tensor, loss: Any, decay: float, steps: int) -> tuple[torch.Tensor, float, torch.Tensor]:
+    """Go to a minimum by steps −|H|⁻¹∇, halved until the loss falls; from a saddle along its most negative direction.
+
+    Returns the minimum, |∇| and the eigenvalues there.
+    """
+    for _ in range(steps):
+        slope, (values, vectors) = torch.func.grad(loss)(w), torch.linalg.eigh(torch.func.hessian(loss)(w))
+        still = float(slope.norm()) < STILL * decay
+        if still and values[0] > 0:
+            break
+        if still:
+            w = w + 1e-3 * vectors[:, 0]
+            continue
+        step = -vectors @ ((vectors.mT @ slope) / values.abs().clamp(min=0.1 * decay))
+        size, level, fall = 1.0, loss(w), slope @ step
+        while loss(w + size * step) > level + 1e-4 * size * fall and size > 1e-10:
+            size /= 2
+        w = w + size * step
+    return w, float(torch.func.grad(loss)(w).norm()), torch.linalg.eigvalsh(torch.func.hessian(loss)(w))
+
+
+def split_unit(w: torch.Tensor, hidden: int) -> torch.Tensor:
+    """Weights with the largest unit in two of the same direction, one in place of the smallest: cos t and sin t of it.
+
+    ReLU units are homogeneous, so the function stays the same, and so does |w|².
+    """
+    first, last = w[:-hidden].view(hidden, -1).clone(), w[-hidden:].clone()
+    sizes = first.square().sum(1) + last.square()
+    big, idle = int(sizes.argmax()), int(sizes.argmin())
+    first[idle], last[idle] = 0.6 * first[big], 0.6 * last[big]
+    first[big], last[big] = 0.8 * first[big], 0.8 * last[big]
+    return torch.cat((first.flatten(), last))
+
+
 def span(counts: Any) -> str:
     """The least and the most."""
     low, high = int(np.min(counts)), int(np.max(counts))
@@ -54,7 +100,10 @@ class DegenerateMinima(Experiment):
     At the start, where errors remain, it has more. A minimum with ½λ|w|² is one of another loss, whose Hessian has λI
     added.
 
-    The slides have no numbers of an experiment. Starts are torch's own; λ is added to the mean of the squares.
+    The slides have no numbers of an experiment. Starts are torch's own; λ is added to the mean of the squares. ReLUs
+    with weight decay are pulled to their kinks, where there is no Hessian: they are taken as the limit of
+    softplus(βz)/β, from the minimum without decay, by Newton's method. A unit in two of the same direction has the same
+    function and the same |w|², so that exact ReLUs have flat directions even with λ wherever one unit is idle.
     """
 
     says = """
@@ -84,15 +133,21 @@ class DegenerateMinima(Experiment):
 
     def run(self, lab: Lab) -> Results:
         """Spectra at starts and minima, for smooth and for ReLU networks; run i of both has the same points."""
-        pairs = [(name, i) for name in ACTIVATIONS for i in range(self.runs)]
+        pairs = [(name, i) for name in (*ACTIVATIONS, SOFTENED) for i in range(self.runs)]
         return lab.each(pairs, lambda pair: self.piece(pair[0], lab.named_seed(f"run {pair[1]}")))
 
-    def piece(self, activation: str, seed: int) -> Results:
-        """Counts of negative, zero and positive eigenvalues and the extreme ones, a row for each of KINDS."""
+    def begun(self, activation: str, seed: int) -> tuple[nn.Sequential, Pair]:
+        """A network at its start, and its points."""
         torch.manual_seed(seed)
         data = torch.randn(self.points, self.features).double(), torch.randn(self.points, 1).double()
         first, last = nn.Linear(self.features, self.hidden, bias=False), nn.Linear(self.hidden, 1, bias=False)
-        net = nn.Sequential(first, ACTIVATIONS[activation](), last).double()
+        return nn.Sequential(first, ACTIVATIONS[activation](), last).double(), data
+
+    def piece(self, activation: str, seed: int) -> Results:
+        """Counts of negative, zero and positive eigenvalues and the extreme ones, a row for each of KINDS."""
+        if activation == SOFTENED:
+            return self.limit(seed)
+        net, data = self.begun(activation, seed)
         start = {name: x.clone() for name, x in net.state_dict().items()}
         begun = hessian_spectrum(net, data, mse_loss, zero=ZERO)
         slopes = [descend(net, data, 0.0, self.steps)]
@@ -108,6 +163,19 @@ class DegenerateMinima(Experiment):
             "losses": [free.loss, held.loss],
             "cutoffs": [one.cutoff for one in found],
         }
+
+    def limit(self, seed: int) -> Results:
+        """From the minimum of ReLUs without decay along `WAY`: the least eigenvalue over λ, and |∇| over λ."""
+        net, data = self.begun("ReLU", seed)
+        descend(net, data, 0.0, self.steps)
+        w = torch.cat([p.detach().flatten() for p in net.parameters()])
+        least, slopes = list[float](), list[float]()
+        for λ, β in WAY:
+            w, slope, values = newton(w, lambda w, λ=λ, β=β: softened(w, data, λ, β), λ, self.steps // 50)
+            least.append(float(values[0]) / λ)
+            slopes.append(slope / λ)
+        sharp = [softened(one, data, 1e-4, 1e9) for one in (w, split_unit(w, self.hidden))]
+        return {"least": least, "slopes": slopes, "split": float((sharp[1] - sharp[0]).abs() / sharp[0])}
 
     def tabled(self, results: Results) -> dict[tuple[str, str], Results]:
         """What all runs found, by the units and by where."""
@@ -142,10 +210,18 @@ class DegenerateMinima(Experiment):
         evidence = f"|∇| < {STILL:g} there; {int((~arrived).sum())} of {self.runs} were still on their way after"
         hyperbolic = bool(firm[arrived].all() and arrived.mean() > 0.5)
         yield said, yes(hyperbolic, f"{evidence} {self.steps:,} steps")
-        count = f"{int((kinks > STILL).sum())} of {self.runs}"
-        evidence = "a point where a unit switches pulls the weights to its kink, where there is no Hessian"
-        said = f"|∇| does not vanish in {count}: {np.median(kinks):.0e} (median)"
-        yield said, yes(bool((kinks < STILL).all()), evidence)
+        ends = list(within(results, SOFTENED).values())
+        least, slopes = (np.stack([one[key] for one in ends]) for key in ("least", "slopes"))
+        there = slopes < STILL
+        last = [i for i, (_, β) in enumerate(WAY) if β == WAY[-1][1]]
+        worst = [float(least[:, i][there[:, i]].min(initial=math.inf)) for i in range(len(WAY))]
+        said = ", ".join(f"{x:.2f} λ at λ = {λ:g}, β = {β:g}" for (λ, β), x in zip(WAY, worst, strict=True) if β >= 100)
+        count = f"{int(there[:, last].sum())} of {there[:, last].size} arrived at β = {WAY[-1][1]:g}"
+        kinked = f"with ReLUs themselves |∇| stays at {np.median(kinks):.0e} (median), at kinks"
+        moved = max(float(one["split"]) for one in ends)
+        split = f"a unit in two of one direction changes the loss by {moved:.0e} of it"
+        definite = bool(there[:, last].mean() > 0.5 and min(worst[i] for i in last) > 0)
+        yield f"least eigenvalue {said}", yes(definite, f"{count}; {kinked}; {split}")
 
     def draw(self, results: Results) -> Figures:
         figure, panels = subplots(1, 2, figsize=(9, 4), sharey=True)

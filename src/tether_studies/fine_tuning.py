@@ -99,6 +99,7 @@ class FineTuning(Experiment):
     timed: int  # steps, to compare speeds
     tests: Any  # on how many a network is tested
     tempered: bool  # gradients clipped to norm 1, step sizes falling to 0
+    last: int  # tests in the end, a fiftieth of the steps apart, whose mean counts
 
     def model(self, seed: int) -> nn.Module:
         raise NotImplementedError
@@ -129,14 +130,18 @@ class FineTuning(Experiment):
         return found | lab.runs([SPEED, *made], self.runs, one)
 
     def train(self, made: Recipe, seed: int, held_out: bool = False) -> Results:
-        """Losses of all batches, and in the end the accuracy in per cent."""
+        """Losses of all batches, and the accuracy in per cent in the end."""
         batches, tests = self.sets(seed, held_out)
         trainee = Trainee(self.model(seed), made, len(batches), seed, self.tempered)
-        losses = trainee.walk(batches, self.loss)
-        trainee.net.eval()
-        with torch.no_grad():
-            right = torch.cat([self.right(trainee.net, test) for test in tests])
-        return {"losses": losses, "accuracy": 100 * float(right.double().mean())}
+        losses, accuracies, apart = list[float](), list[float](), max(1, len(batches) // 50)
+        for end in range(len(batches) - apart * (self.last - 1), len(batches) + 1, apart):
+            losses += trainee.walk(batches[len(losses) : end], self.loss)
+            trainee.net.eval()
+            with torch.no_grad():
+                right = torch.cat([self.right(trainee.net, test) for test in tests])
+            trainee.net.train()
+            accuracies.append(100 * float(right.double().mean()))
+        return {"losses": losses, "accuracy": np.mean(accuracies), "accuracies": accuracies}
 
     def by_turns(self, seed: int) -> Results:
         """Processor seconds of a step, one for each method: a few turns of each, so that a busy machine is fair."""

@@ -41,7 +41,7 @@ class HiddenUnits(Experiment):
     )
     caption = "{images:,} images, {epochs} epochs, h = {lr:g}; mean ± standard error"
     powers: tuple[int, int] = at((3, 12), quick=(6, 8))  # H from 2^a to 2^b
-    runs: int = at(8, quick=4, full=12)  # up to H = 256; half as many to 1024, a quarter beyond
+    runs: int = at(8, quick=4, long=12, full=12)  # up to H = 256; half as many to 1024, a third beyond
     images: int = at(5000, quick=100)  # for each
     tests: int = at(10_000, quick=500)
     epochs: int = at(25, quick=60, full=100)
@@ -53,7 +53,7 @@ class HiddenUnits(Experiment):
 
     def piece(self, H: int, seed: int) -> Results:
         """Errors in per cent at the end, the lowest test error on the way, and the path norm, for each replica."""
-        runs = self.runs if H <= 256 else max(2, self.runs // 2 if H <= 1024 else self.runs // 4)
+        runs = self.runs if H <= 256 else max(2, self.runs // 2 if H <= 1024 else self.runs // 3)
         (x, y), test = digits(self.runs, self.images, self.tests)
         data = (x[:runs], y[:runs])
         nets = tether.Replicas(lambda: perceptron(784, H, 10), runs, seed=seed)

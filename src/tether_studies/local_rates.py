@@ -89,6 +89,12 @@ def energy_of(net: nn.Module, x: torch.Tensor, y: torch.Tensor, decay: float) ->
     return energy
 
 
+def on_kinks(x: torch.Tensor, state: dict[str, torch.Tensor], near: float) -> int:
+    """At how many points a unit switches: its input is `near` 0. Units whose weights decay to nothing are left out."""
+    z, v = x @ state["0.weight"].T + state["0.bias"], state["2.weight"][0].abs()
+    return int((z.abs() < near)[:, v > 0.01 * v.max()].sum())
+
+
 @study("local-rates", "GD-dynamics slides, learning rate; Hartman–Grobman; deep networks")
 class LocalRates(Experiment):
     """near a hyperbolic minimum gradient descent is its linear part; elsewhere it is not
@@ -235,13 +241,10 @@ class LocalRates(Experiment):
             net = perceptron(self.nodes, Smooth(β))
             energy = energy_of(net, x, y, self.decay)
             θ = settle(energy, θ, self.steps)
-            state = unfolded(net, θ)
-            z = x @ state["0.weight"].T + state["0.bias"]
-            alive = state["2.weight"][0].abs() > 1e-6  # the others have no weights at all
             found["eigenvalue"].append(torch.linalg.eigvalsh(hessian(energy)(θ))[0].item())
             found["slope"].append(grad(energy)(θ).norm().item())
             found["energy"].append(energy(θ).item())
-            found["on kinks"].append(float((z.abs() < 5 / β)[:, alive].sum()))
+            found["on kinks"].append(float(on_kinks(x, unfolded(net, θ), 5 / β)))
         return dict(found)
 
     def claims(self, results: Results) -> Found:
@@ -287,7 +290,7 @@ class LocalRates(Experiment):
         kinks = np.array([one["on kinks"][-1] for one in found])
         slopes = max(one["slope"][-1] for one in found)
         texts = ", ".join(f"{x.min():.2g} at β = {β:g}" for x, β in zip(eigenvalues.T, self.sharp, strict=True))
-        said = f"smallest eigenvalue {texts}; {(kinks > 0).sum()} of {self.runs} networks end with points on kinks"
+        said = f"smallest eigenvalue {texts}; in {(kinks > 0).sum()} of {self.runs} networks units switch at points"
         return said, yes(bool((eigenvalues > 1e-6).all()), f"λ = {self.decay}, slopes below {slopes:.0e}")
 
     def tables(self, results: Results) -> list[Table]:
@@ -295,7 +298,7 @@ class LocalRates(Experiment):
         keys = ("eigenvalue", "energy", "on kinks", "slope")
         means = {β: [np.mean([one[key][j] for one in found]) for key in keys] for j, β in enumerate(self.sharp)}
         rows = [[f"{β:g}", *(f"{x:.3g}" for x in row)] for β, row in means.items()]
-        head = ["β", "smallest eigenvalue", "energy", "inputs on kinks", "slope"]
+        head = ["β", "smallest eigenvalue", "energy", "points on kinks", "slope"]
         return [Table(head, rows, f"means over {self.runs} networks of {self.nodes} nodes, λ = {self.decay}")]
 
     def draw(self, results: Results) -> Figures:

@@ -22,8 +22,8 @@ from tether_studies.lab import Lab
 from tether_studies.quantities import Quantity, at_end
 from tether_studies.study import Results
 
-__all__ = ["ACCURACY", "BEST", "LOSS", "WORST", "Sets", "Task", "classifier", "draw_classifier", "each", "learn"]
-__all__ += ["scores", "starts", "todo"]
+__all__ = ["ACCURACY", "BEST", "LOSS", "WORST", "Sets", "Task", "draw_classifier", "each", "learn"]
+__all__ += ["on_grid", "scores", "starts", "todo"]
 
 Sets = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Frame = tuple[float, float, float, float]
@@ -164,18 +164,17 @@ def portraits_of(nets: tether.Replicas, task: Task, sets: Sets, accuracy: torch.
     runs = accuracy.shape[1]
     medians = accuracy.argsort(1)[:, (runs - 1) // 2]
     at = (torch.arange(len(accuracy)) * runs + medians).tolist()
-    fields = torch.stack([classifier(nets[i], task.frame) for i in at])
+    fields = torch.stack([on_grid(lambda x, net=nets[i]: net(x).sigmoid(), task.frame) for i in at])
     median = accuracy.gather(1, medians.unsqueeze(1)).squeeze(1)
     return {"classifier": fields, "points": sets[2][at], "classes": sets[3][at, :, 0], "median": median}
 
 
 @torch.no_grad()
-def classifier(net: nn.Module, frame: Frame, size: int = 160) -> torch.Tensor:
+def on_grid(chance: Callable[[torch.Tensor], torch.Tensor], frame: Frame, size: int = 160) -> torch.Tensor:
     """The probability of class 1 on a grid over the frame, rows from below."""
     left, right, low, high = frame
     y, x = torch.meshgrid(torch.linspace(low, high, size), torch.linspace(left, right, size), indexing="ij")
-    logits: torch.Tensor = net(torch.stack((x, y), -1).view(-1, 2))
-    return logits.sigmoid().view(size, size).half()
+    return chance(torch.stack((x, y), -1).view(-1, 2)).view(size, size).half()
 
 
 def draw_classifier(axis: Any, field: np.ndarray, task: Task, x: np.ndarray, y: np.ndarray, title: str) -> None:

@@ -120,12 +120,12 @@ class Orthogonal(Experiment):
     columns = (TRAINING, LOSS, ACCURACY)
     caption = "{runs} runs of {epochs} epochs on {images:,} images"
     runs: int = at(3, quick=2, long=8, full=5)
-    epochs: int = at(24, quick=3, long=40, full=150)
-    images: int = at(2000, quick=100, long=5000, full=50_000)
-    tests: int = at(2000, quick=100, long=5000, full=10_000)
+    epochs: int = at(24, quick=3, full=150)
+    images: int = at(2000, quick=100, full=50_000)
+    tests: int = at(2000, quick=100, full=10_000)
     precision: str = at("float32", long="auto", full="auto")  # of convolutions: bfloat16 where the processor has it
     authors: bool = at(False, long=True, full=True)  # the settings of their program
-    size: int = at(16, quick=8, long=32, full=32)  # pixels along a side, means over squares of the originals
+    size: int = at(16, quick=8, full=32)  # pixels along a side, means over squares of the originals
     width: int = at(16, quick=4, full=64)  # channels of the first stage
     blocks: tuple[int, ...] = at((1, 1, 1), full=(3, 4, 6, 3))  # in each stage
 

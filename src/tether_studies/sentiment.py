@@ -113,6 +113,7 @@ class Sentiment(FineTuning):
     tempered: bool = at(True, long=False, full=False)  # clipped, and step sizes falling to 0
     like: bool = at(True, long=False, full=False)  # phrases of a batch are of like length
     sentences: int = at(872, quick=16)  # to test on
+    last: int = at(1, quick=2, long=10, full=10)
     timed: int = at(10, quick=2)  # steps, to compare speeds
     methods: tuple[str, ...] = at((FULL, OURS, SAME, LAST_ALONE), quick=QUICK, full=tuple(METHODS))
     # step sizes at first; of multirate h/k

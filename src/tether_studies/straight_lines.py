@@ -1,6 +1,7 @@
 """Figures 3.3 to 3.5, 6.1A and 6.17: the loss along straight lines from start to end, for digits and spirals."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ from tether.measure import linear_path, surface
 from tether_studies.drawing import WHOLE, lines
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, first_digits, perceptron
-from tether_studies.judges import every, less, more, near, plus_minus, yes
+from tether_studies.judges import chosen, every, judging, less, more, near, plus_minus, yes
 from tether_studies.lines import (
     BARRIER,
     RISE,
@@ -236,8 +237,10 @@ class Widths(Experiment):
         return {"widths": figure}
 
 
-WARM: dict[str, Any] = {"temperature": 1e-4, "noise": 0.01, "coupling": 0.1, "per": "tensor"}
-METHODS = {"Adam": recipe("Adam", lr=0.005), "AdLaLa": recipe("adlala", lr=0.25, friction=0.5, **WARM)}
+adlala = partial(recipe, "adlala", lr=0.25, friction=0.5, coupling=0.1, per="tensor")
+METHODS = {"Adam": recipe("Adam", lr=0.005), "AdLaLa": adlala(temperature=1e-4, noise=0.01)}
+GENTLE = "AdLaLa, less noise"
+ON_IMAGES = METHODS | {GENTLE: adlala(temperature=1e-6, noise=1e-3)}
 RIGHT, END = of_key("accuracies", "test accuracy (%)", 2), of_key("end", "test loss", 3)
 MNIST, ONE, TWO = THREE = ("MNIST", "spiral, 1 turn", "spiral, 2 turns")
 
@@ -251,8 +254,8 @@ class Planes(Experiment):
     (§3.4) lies between a start and two ends of AdLaLa, which saw other minibatches and other noise.
 
     The thesis does not give the parameters of these runs: Adam has step size 0.005, AdLaLa h = 0.25, γ = 0.5, τ = 1e-4,
-    σ = 0.01, ε = 0.1 on weights and biases by themselves. All runs on a spiral share its points. MNIST is seen for two
-    epochs, in --long for ten.
+    σ = 0.01, ε = 0.1 on weights and biases by themselves. On MNIST AdLaLa is also run with τ = 1e-6, σ = 0.001; the
+    better of both on half of the runs is judged by the others. MNIST is seen for two epochs, in --long for ten.
     """
 
     says = """
@@ -277,42 +280,56 @@ class Planes(Experiment):
     side: int = at(31, quick=4, full=51)  # points along a side of a plane
 
     def run(self, lab: Lab) -> Results:
-        """Lines by method and set; run i of both methods begins at the same state."""
+        """Lines by method and set; run i of all methods begins at the same state, and on spirals has its own points."""
         return lab.each(THREE, lambda name: self.piece(name, lab.named_seed(name)))
 
     def piece(self, name: str, seed: int) -> Results:
-        """Train by both methods, once more by AdLaLa, and measure between."""
+        """Train by all methods, once more by AdLaLa, and measure between."""
         loss: Loss
-        if name == MNIST:
-            sizes, loss, batch, steps, runs = (784, 100, 10), cross_entropy, 128, self.images_steps, self.images_runs
-            data, test = first_digits(True, 60_000), first_digits(False, self.test)
-        else:
+        own = name != MNIST
+        if own:
             sizes, loss, batch, steps, runs = (2, 20, 1), bce, 25, self.steps, self.runs
-            data, test = (spirals(500, seed + k, turns=1 if name == ONE else 2) for k in (0, 1))
+            turns = 1 if name == ONE else 2
+            pairs = [spirals(500, seed + i, turns) for i in range(2 * runs)]
+            data, tests = (
+                (torch.stack([p[0] for p in pairs[:runs]]), torch.stack([p[1] for p in pairs[:runs]])),
+                pairs[runs:],
+            )
+        else:
+            sizes, loss, batch, steps, runs = (784, 100, 10), cross_entropy, 128, self.images_steps, self.images_runs
+            data, tests = first_digits(True, 60_000), [first_digits(False, self.test)] * runs
         results, ends = dict[str, Any](), []
-        for method, other in (("Adam", 0), ("AdLaLa", 0), ("AdLaLa", 1)):
+        for method, other in [*((method, 0) for method in self.methods(name)), ("AdLaLa", 1)]:
             nets = tether.Replicas(lambda: perceptron(*sizes), runs, seed=seed)
-            start, end = trained(nets, METHODS[method], data, loss, steps, batch, seed=seed + other)
-            ends.append({key: x[0] for key, x in end.items()})
+            options: dict[str, Any] = {"seed": seed + other, "each": own}
+            start, end = trained(nets, ON_IMAGES[method], data, loss, steps, batch, **options)
+            starts, arrived = ([{key: x[i] for key, x in one.items()} for i in range(runs)] for one in (start, end))
+            if method == "AdLaLa":
+                ends.append(arrived[0])
             if not other:
-                results |= packed(method, linear_path(nets, start, end, test, self.points, loss=loss))
-        first = {key: x[0] for key, x in start.items()}
-        plane = surface(nets[0], first, ends[1], ends[2], test, self.side, self.side, loss=loss)
+                lined = zip(nets, starts, arrived, tests, strict=True)
+                results |= packed(method, [linear_path(*one, self.points, loss=loss) for one in lined])
+        first, second = ends
+        plane = surface(nets[0], starts[0], first, second, tests[0], self.side, self.side, loss=loss)
         return {**results, "plane": plane.losses, "alphas": plane.alphas, "betas": plane.betas}
 
+    def methods(self, name: str) -> dict[str, Recipe]:
+        return ON_IMAGES if name == MNIST else METHODS
+
     def tabled(self, results: Results) -> dict[tuple[str, str], Results]:
-        return {(name, method): line_of(results[name], method) for name, method in product(THREE, METHODS)}
+        return {(name, x): line_of(results[name], x) for name in THREE for x in self.methods(name)}
 
     def claims(self, results: Results) -> Found:
-        lines = {name: {method: line_of(results[name], method) for method in METHODS} for name in THREE}
+        lines = {name: {method: line_of(results[name], method) for method in self.methods(name)} for name in THREE}
         two = lines[TWO]
         told = {name: "; ".join(f"{m} {counted(x['shapes'])}" for m, x in of.items()) for name, of in lines.items()}
         barred = {name: [(x["shapes"] == "barrier").mean() for x in of.values()] for name, of in lines.items()}
         for name in (MNIST, ONE):
             count = f"{len(lines[name]['Adam']['shapes'])} starts; {TOLERANCE}"
             yield told[name], yes(max(barred[name]) == 0, count)
-        adam, adlala = END.of(lines[MNIST]).values()
-        yield END.listed(lines[MNIST]), near(adlala, adam, 0.05)
+        adam, *adlalas = END.of(lines[MNIST]).values()
+        best = adlalas[chosen(dict(enumerate(adlalas)), min)]
+        yield END.listed(lines[MNIST]), near(judging(best), judging(adam), 0.05)
         yield told[TWO], yes(min(barred[TWO]) > 0.5, f"in more than half of {self.runs} runs of each")
         yield BARRIER.more(two, "AdLaLa", "Adam", names=METHODS)
         lower = {"loss": END.less(two, "AdLaLa", "Adam")[1]}
@@ -325,7 +342,7 @@ class Planes(Experiment):
 
     def draw(self, results: Results) -> Figures:
         """Figures 3.3 and 3.4 above, 3.5 below."""
-        groups = {name: {method: results[name][f"{method}: losses"] for method in METHODS} for name in THREE}
+        groups = {name: {x: results[name][f"{x}: losses"] for x in self.methods(name)} for name in THREE}
         figure, panels = lines(groups | {f"{name}, a plane": {} for name in THREE}, 3)
         for axis, name in zip(panels[1], THREE, strict=True):
             found = results[name]

@@ -145,7 +145,7 @@ class Theory(Experiment):
             | 3.3.2: not at all dissipative as h → 0; the contractive variant dissipates the energy
         the fixed points of both are stationary points of the loss | 3.3.2: fixed points are stationary points
     """
-    copies: int = at(4000, quick=200, full=40_000)  # diffusing points of each run
+    copies: int = at(4000, quick=200, long=16_000, full=40_000)  # diffusing points of each run
     matrices: int = at(1600, quick=40, full=4000)
     runs: int = at(8, quick=2, full=16)
     steps: int = at(200, quick=20)  # of 0.005/λ each

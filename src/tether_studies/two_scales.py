@@ -168,10 +168,10 @@ class SlowBiases(Experiment):
     label = ""
     columns = (ACCURACY, WORST, BEST)
     caption = "{runs} runs of {steps:,} steps"
-    runs: int = at(20, quick=2)
-    steps: int = at(20_000, quick=100, long=200_000, full=200_000)
+    runs: int = at(20, quick=2, long=60)
+    steps: int = at(20_000, quick=100, full=200_000)
     nodes: int = at(100, quick=20, full=500)
-    image_runs: int = at(4, quick=2, full=10)
+    image_runs: int = at(4, quick=2, long=12, full=12)
     images: int = at(5000, quick=256, full=50_000)
     epochs: int = at(8, quick=1, full=100)
 

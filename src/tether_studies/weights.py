@@ -32,14 +32,14 @@ SMALL = 0.1  # what counts as close to zero
 
 
 def parameters(step: int, nets: tether.Replicas) -> dict[str, torch.Tensor]:
-    """The weights of both layers and the biases of the first, a row for each replica."""
-    W, b, V, _ = nets.parameters()
+    """The weights of both layers and the biases of the first, a row for each replica, in 16 bits: they are many."""
+    W, b, V, _ = (x.detach().half() for x in nets.parameters())
     return {"weights 1": W.flatten(1), "biases": b, "weights 2": V.flatten(1)}
 
 
 def inner(found: Results, record: int = -1) -> np.ndarray:
     """The weights and biases of the hidden layer, a row for each run."""
-    return np.concatenate((found["weights 1"][record], found["biases"][record]), 1)
+    return np.concatenate((found["weights 1"][record], found["biases"][record]), 1).astype(np.float32)
 
 
 def small(found: Results) -> np.ndarray:
@@ -52,7 +52,7 @@ ZEROS = Quantity(f"|parameter| < {SMALL}, %", small, unit=" %")
 
 def histogram(axis: Any, values: np.ndarray, limit: float, bins: int, logarithmic: bool = False, **style: Any) -> None:
     """Draw counts from −limit to limit; what lies beyond is in the outermost bins."""
-    counts, edges = np.histogram(np.clip(values, -limit, limit), bins, (-limit, limit))
+    counts, edges = np.histogram(np.clip(values.astype(np.float32), -limit, limit), bins, (-limit, limit))
     axis.stairs(np.log1p(counts) if logarithmic else counts, edges, fill=True, **style)
     axis.set(yticks=[], xlim=(-limit, limit))
 
@@ -87,7 +87,7 @@ class Weights(Experiment):
     """
     columns = (ACCURACY, WORST, BEST, given("thesis", "thesis %"), ZEROS)
     caption = "{runs} runs of {steps:,} steps"
-    runs: int = at(100, quick=4, long=1000, full=1000)
+    runs: int = at(100, quick=4, long=500, full=1000)
     steps: int = at(10_000, quick=100)
 
     def run(self, lab: Lab) -> Results:
@@ -177,7 +177,7 @@ class OverTime(Experiment):
             | Figures 3.6, 3.7: the dark green histograms
         SGLD assigns larger values to the parameters than AdLaLa | Figures 3.6, 3.7: much larger
     """
-    runs: int = at(8, quick=2, full=100)
+    runs: int = at(8, quick=2, long=24, full=100)
     nodes: int = at(500, quick=50)
     times: tuple[int, ...] = at((50, 1000, 10_000), quick=(20, 40, 100))
     start: float = 0.01  # standard deviation of the first weights

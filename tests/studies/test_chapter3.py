@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import tether
-from tether_studies import endgames, spirals, trigonometric, weights
+from tether_studies import endgames, four_turns, spirals, trigonometric, weights
 from tether_studies.experiment import recipe
-from tether_studies.planar import Task, classifier, learn, outputs, scores, starts
+from tether_studies.planar import Task, learn, on_grid, outputs, scores, starts
 
 TASK = Task("spiral", {"turns": 4.0}, nodes=7, train=40, test=30, batch=10)
 SGD = recipe("sgd", lr=0.1)
@@ -30,7 +30,7 @@ def test_loss_and_accuracy_of_a_net_that_says_x():
     assert found["loss"].item() == pytest.approx(
         (np.log1p(np.exp(-2)) + np.log1p(np.exp(0.5)) + np.log1p(np.exp(-1))) / 3
     )
-    field = classifier(nets[0], (0.0, 4.0, -1.0, 1.0), size=5).float()
+    field = on_grid(lambda x: nets[0](x).sigmoid(), (0.0, 4.0, -1.0, 1.0), size=5).float()
     torch.testing.assert_close(field[2], torch.sigmoid(torch.arange(5.0) - 1), atol=1e-3, rtol=0)
     assert torch.equal(field[0], field[4])  # it does not see y
 
@@ -118,3 +118,11 @@ def test_the_split_shuffles_and_scales(monkeypatch):
     torch.testing.assert_close(both.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(both.std(0), torch.ones(2))
     assert torch.equal(both[:, 0].argsort(), labels.argsort())  # rows and labels stay together
+
+
+def test_the_mean_classifier_is_the_mean_of_probabilities():
+    nets = tether.Replicas(TASK.network, 3, seed=1)
+    points = torch.randn(8, 2)
+    kept = list(four_turns.weights(0, nets).values())
+    by_hand = torch.stack([nets[i](points).sigmoid() for i in range(3)]).mean(0)
+    torch.testing.assert_close(four_turns.mean_classifier(kept, points), by_hand)

@@ -1,7 +1,7 @@
 """What the studies of fine-tuning stand on: methods that do not disturb each other, their speeds, and MobileNetV2."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ class Small(FineTuning):
     timed: int = 20
     tests: int = 819
     tempered: bool = True
+    last: int = 1
 
     def model(self, seed):
         return small(seed)
@@ -75,6 +76,17 @@ def test_steps_are_clipped_and_fall_to_nothing():
 def test_accuracy_is_that_of_the_test_batches():
     assert TASK.train(sgd()(0.1), 3)["accuracy"] == pytest.approx(200 / 3)
     assert len(TASK.train(sgd()(0.1), 3, held_out=True)["losses"]) == 25
+
+
+def test_the_mean_of_the_last_tests_counts_and_tests_change_nothing(monkeypatch):
+    seen = iter((True, False, False))
+    monkeypatch.setattr(Small, "right", lambda self, net, x: torch.tensor([next(seen)]))
+    monkeypatch.setattr(Small, "sets", lambda self, seed, held_out: (batches(seed, held_out)[0], [0]))
+    thrice = replace(TASK, last=3).train(sgd()(0.1), 3)
+    assert thrice["accuracies"] == [100, 0, 0]
+    assert thrice["accuracy"] == pytest.approx(100 / 3)
+    seen = iter((True,))
+    assert thrice["losses"] == TASK.train(sgd()(0.1), 3)["losses"]
 
 
 def test_speeds_are_of_the_steps_after_the_first(monkeypatch):

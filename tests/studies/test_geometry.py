@@ -123,3 +123,10 @@ def test_a_minimum_is_settled_and_returns_at_the_rates_of_a_quadratic():
         assert torch.equal(p, net.get_parameter(name))
     z = torch.linspace(-1, 1, 21).double()
     assert (local_rates.Smooth(1e4)(z) - z.relu()).abs().max() < 1e-4
+
+
+def test_units_that_switch_at_points_are_counted_if_they_have_weights():
+    """Inputs x, x − 1 and 0 of three units at 0, 1 and 2: two switches, and a unit without weights."""
+    state = {"0.weight": torch.tensor([[1.0], [1.0], [1e-5]]), "0.bias": torch.tensor([0.0, -1.0, 0.0])}
+    state["2.weight"] = torch.tensor([[1.0, -0.5, 1e-4]])
+    assert local_rates.on_kinks(torch.tensor([[0.0], [1.0], [2.0]]), state, 1e-3) == 2

@@ -146,7 +146,7 @@ def test_a_run_that_diverges_rests_and_says_so(page):
     page.session.receive({"type": "run"})
     page.wait("running", on=False)
     for _ in range(5):  # a frame may have been on its way
-        frame = page.do("frame", type="view", replica=-1, pair=[0, 1], of=0)
+        frame = page.do("frame", type="view", replica=-1, pair=[0, 1])
     assert frame["rows"][0]["stopped"] == 2
     assert "diverged at step" in frame["rows"][0]["word"]
 

@@ -8,7 +8,8 @@ import torch
 
 from tether.window.catalogue import about_word, catalogue
 from tether.window.dynamics import adjust, named_methods, optimizer_of, parts_of, same_kind
-from tether.window.painter import Painter, arrays_of, finite_values, message
+from tether.window.packing import arrays_of, finite_values, message
+from tether.window.painter import Painter
 from tether.window.problems import problem_of
 from tether.window.runner import Runner
 from tether.window.scenes import SCENES
@@ -124,7 +125,9 @@ def test_every_scene_runs_and_is_painted(scene):
         assert (runner.step, runner.word) == (3, "")
     painter = Painter(setting, problem)
     with torch.no_grad():
-        header, body = painter.frame([runner.snapshot() for runner in runners], {"replica": -1, "pair": (0, 1)})
+        header, body = painter.frame(
+            [runner.snapshot() for runner in runners], {"replica": -1, "pair": (0, 1), "shows": "trail"}
+        )
     arrays = arrays_of(header, body)
     for i in range(len(runners)):
         assert arrays[f"trail{i}"].shape == (3, 2)
@@ -136,8 +139,8 @@ def test_the_field_and_the_scores_are_those_of_the_networks():
     setting = read_setting({"hidden": [7, 5], "activation": "tanh", "replicas": 3})
     problem = problem_of(setting)
     runner = Runner(setting, problem, {"method": "sgd"})
-    header, body = Painter(setting, problem).frame([runner.snapshot()], {"replica": 1, "pair": (0, 1)})
-    field = arrays_of(header, body)["field0"][0]
+    header, body = Painter(setting, problem).frame([runner.snapshot()], {"replica": 1, "pair": (0, 1), "shows": "heat"})
+    field = arrays_of(header, body)["fields"][0]
     left, right, low, high = problem.frame
     corner = torch.tensor([[left, low], [right, low], [left, high]])
     want = runner.nets[1](corner).sigmoid().flatten()

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tether.surfaces.closest import closest
+from tether.surfaces.normals import Dense, Normals, linearised, owner_of, values_of
 from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
 __all__ = ["Level"]
 
 SLOWEST = 0.98  # a projection is given up if |g|² does not shrink by this factor
+STEADY = 0.5  # with fixed normals |g| must shrink by this factor, or Newton's method takes over
 
 
 class Level(Surface):
@@ -47,6 +49,7 @@ class Level(Surface):
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
+    _last: tuple[torch.Tensor, int, Normals] | None = None  # a point, its version, its normals
     absorbs = True
     looks = True  # whether the iteration has converged
 
@@ -70,6 +73,7 @@ class Level(Surface):
         self.normals, self.scheme = along, scheme
         self.g, self.variables, self.tolerance, self.iterations = g, index(slack), tolerance, iterations
         self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g, by its shapes
+        self.owner: dict[tuple[tuple[int, ...], ...], torch.Tensor | None] = {}  # of each coordinate, if g's share none
         self.slack = self.variables > 0
         self.together = arguments(g) - self.slack > 1
 
@@ -101,8 +105,11 @@ class Level(Surface):
     def value(self, q: torch.Tensor) -> torch.Tensor:
         """g at one point."""
         size = q.numel() - self.variables
-        pieces = q[:size].split([math.prod(shape) for shape in self.shapes])
-        θ = [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        if len(self.shapes) == 1:
+            θ = [(q[:size] if self.variables else q).view(self.shapes[0])]
+        else:
+            pieces = q[:size].split([math.prod(shape) for shape in self.shapes])
+            θ = [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
         out = self.g(*θ, q[size:]) if self.variables else self.g(*θ)
         if not isinstance(out, torch.Tensor):
             raise SurfaceError(f"{self!r}: g returned {type(out).__name__}; it must return a tensor of constraints")
@@ -113,23 +120,46 @@ class Level(Surface):
             )
         return out.reshape(-1)
 
+    def values(self, q: torch.Tensor) -> torch.Tensor:
+        """g at a stack of points."""
+        with torch.no_grad():
+            return values_of(self.value, q)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_last"}
+
     def jacobian(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """g and J at a stack of points."""
-        with torch.enable_grad():
-            values = torch.func.vmap(self.value)(q)
-            J = torch.func.vmap(torch.func.jacrev(self.value))(q)
-        if not bool(J.isfinite().all() & values.isfinite().all()):
+        values, normals = linearised(self.value, q, None)
+        self.check_finite(values, normals)
+        return values, normals.whole()
+
+    def normals_at(self, q: torch.Tensor) -> Normals:
+        """The normals at a stack of points. Those of the last one are kept: letters ask for them by turns."""
+        last = self._last
+        if last is not None and last[0] is q and last[1] == q._version:
+            return last[2]
+        values, normals = linearised(self.value, q, self.owner.get(self.shapes))
+        if isinstance(normals, Dense):
+            self.owner[self.shapes] = None  # constraints share a coordinate: do not ask again
+        self.check_finite(values, normals)
+        self._last = q, q._version, normals
+        return normals
+
+    def check_finite(self, values: torch.Tensor, normals: Normals) -> None:
+        """Raise unless g and its derivative are finite."""
+        if not bool(normals.finite() & values.isfinite().all()):
             raise SurfaceError(
                 f"{self!r}: g or its derivative is inf or nan; keep the parameters where g is smooth: start elsewhere, "
                 "or lower lr"
             )
-        return values.detach(), J.detach()
 
     def place(self, θ: torch.Tensor, normals: torch.Tensor | None = None) -> torch.Tensor:
         """Solve for the slack at fixed θ; if that is not enough, find the nearest feasible point by Gauss–Newton."""
         q = self.nearest(torch.nn.functional.pad(θ.flatten(1), (0, self.variables), value=1.0))
         values, J = self.jacobian(q)
         self.constraints[self.shapes] = J.shape[1]
+        self.owner[self.shapes] = owner_of(self.jacobian(q + 1e-3 * torch.linspace(-1, 1, q.shape[1]).to(q))[1])
         if not self.met(q, values, J):
             worst = values.abs().amax().item()
             raise SurfaceError(
@@ -142,7 +172,7 @@ class Level(Surface):
         # Along the weakest normal g must change as its derivative predicts. For a square, e.g., the derivative vanishes
         # on Σ.
         reach = 1e-2 * torch.linalg.vector_norm(q, dim=1, keepdim=True).clamp_min(1e-3)
-        change = torch.func.vmap(self.value)(q + reach * directions[:, -1]) - values
+        change = self.values(q + reach * directions[:, -1]) - values
         flat = change.norm(dim=1) > 5 * singular[:, -1] * reach[:, 0]
         if bool((flat | ~(singular[:, -1] > 1e-6 * singular[:, 0].clamp_min(1e-30))).any()):
             raise SurfaceError(
@@ -187,7 +217,7 @@ class Level(Surface):
         size = values.square().sum(-1, keepdim=True)
         for _ in range(12):
             trial = q - t * step.squeeze(-1)
-            worse = ~(torch.func.vmap(self.value)(trial).square().sum(-1, keepdim=True) <= size)
+            worse = ~(self.values(trial).square().sum(-1, keepdim=True) <= size)
             if not bool(worse.any()):
                 break
             t = torch.where(worse, t / 2, t)
@@ -214,12 +244,31 @@ class Level(Surface):
         return q
 
     def from_start(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """(4.41): q̄ − Jₙᵀλ with λ such that g = 0."""
-        normals = self.jacobian(start)[1].mT
+        """(4.41): q̄ − Jₙᵀλ with λ such that g = 0.
+
+        λ is corrected by (JₙJₙᵀ)⁻¹g, which needs no further derivative, as long as |g| shrinks fast.
+        """
+        normals = self.normals_at(start)
+        solve, limit = normals.solver(), self.limit(start, normals.sizes())
+        q, before = point, math.inf
+        for _ in range(self.iterations):
+            values = self.values(q)
+            excess = (values.abs() / limit).amax().item()
+            if excess <= 1:
+                return q
+            if not excess < STEADY * before:
+                break
+            before = excess
+            q = q - normals.back(solve(values))
+        return self.by_newton(point, normals.whole().mT)
+
+    def by_newton(self, point: torch.Tensor, normals: torch.Tensor) -> torch.Tensor:
+        """The same by Newton's method with a line search, for longer steps."""
         q, before = point, torch.full((), math.inf, device="cpu")
         for _ in range(self.iterations):
             values, J = self.jacobian(q)
-            missed, size = ~self.within(q, values, J), values.square().sum(-1)
+            sizes = torch.linalg.vector_norm(J, dim=-1)
+            missed, size = ~self.within(q, values, sizes), values.square().sum(-1)
             if not bool(missed.any()):
                 return q
             if not bool((missed & (size < SLOWEST * before)).any()):
@@ -228,7 +277,7 @@ class Level(Surface):
             λ = torch.linalg.lstsq((J @ normals).double(), values.unsqueeze(-1).double()).solution.to(q)
             q = self.search(q, values, normals @ λ)
         values, J = self.jacobian(q)
-        missed = ~self.within(q, values, J, 100)
+        missed = ~self.within(q, values, torch.linalg.vector_norm(J, dim=-1), 100)
         if not bool(missed.any()):
             return q
         raise self.too_long(f"|g| = {values.abs().amax().item():.3g}", missed)
@@ -242,9 +291,8 @@ class Level(Surface):
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """v − Jᵀ(JJᵀ)⁻¹J v."""
-        J = self.jacobian(q)[1]
-        λ = torch.linalg.solve(J @ J.mT, J @ v.unsqueeze(-1))
-        return v - (J.mT @ λ).squeeze(-1)
+        normals = self.normals_at(q)
+        return v - normals.back(normals.solver()(normals.across(v)))
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """RATTLE: q̄ = q + hp projected along J at q, p̄ = (q₁ − q)/h projected at q₁. SHAKE leaves out the last."""
@@ -257,18 +305,22 @@ class Level(Surface):
 
     def met(self, q: torch.Tensor, values: torch.Tensor, J: torch.Tensor, times: float = 1.0) -> bool:
         """Is every |g| at most `times` the tolerance?"""
-        return bool(self.within(q, values, J, times).all())
+        return bool(self.within(q, values, torch.linalg.vector_norm(J, dim=-1), times).all())
 
-    def within(self, q: torch.Tensor, values: torch.Tensor, J: torch.Tensor, times: float = 1.0) -> torch.Tensor:
-        """The points whose every |g| is at most `times` the tolerance."""
+    def within(self, q: torch.Tensor, values: torch.Tensor, sizes: torch.Tensor, times: float = 1.0) -> torch.Tensor:
+        """The points whose every |g| is at most `times` the tolerance; `sizes` are the norms of the rows of J."""
+        return (values.abs() <= times * self.limit(q, sizes)).all(-1)
+
+    def limit(self, q: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        """The tolerance of each constraint."""
         if self.tolerance is not None:
-            return (values.abs() <= times * self.tolerance).all(-1)
+            return torch.full_like(sizes, self.tolerance)
         least = 5e-7 if q.dtype is not torch.float64 else 1e-13
-        rounding = torch.linalg.vector_norm(J, dim=-1) * torch.linalg.vector_norm(q, dim=-1, keepdim=True)
-        return (values.abs() <= times * (torch.finfo(q.dtype).eps * rounding).clamp_min(least)).all(-1)
+        rounding = sizes * torch.linalg.vector_norm(q, dim=-1, keepdim=True)
+        return (torch.finfo(q.dtype).eps * rounding).clamp_min(least)
 
     def violation(self, point: torch.Tensor) -> torch.Tensor:
-        return torch.func.vmap(self.value)(point).abs().amax()
+        return self.values(point).abs().amax()
 
 
 def arguments(g: Callable[..., torch.Tensor]) -> int:

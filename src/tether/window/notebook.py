@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.window.catalogue import catalogue
-from tether.window.painter import finite_values
+from tether.window.packing import finite_values
 from tether.window.session import Session
 from tether.window.setting import as_values, read_setting
 

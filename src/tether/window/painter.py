@@ -1,36 +1,34 @@
-"""Frames: what the page draws, computed from snapshots while training goes on."""
+"""Frames: what the page draws, computed from snapshots while training goes on.
+
+A frame brings what has changed, and the page keeps the rest. Every frame has the fields and what moves in the chosen
+instrument. A full frame, a few times a second, has scores, curves and readings too.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
+from tether.window.networks import IN_PLACE, answers, losses, on_grid, reshaped, scores
+from tether.window.packing import packed
 from tether.window.problems import Problem, energy
 from tether.window.runner import Snapshot
 from tether.window.setting import Setting
 
-__all__ = ["Painter", "arrays_of", "finite_values", "message", "packed"]
+__all__ = ["Painter"]
 
 FIELD, COARSE = 100, 40  # points along a side of the field, at best and at worst
 BUDGET = 6e7  # products for the field of one dynamics in a frame; a larger network gets a coarser one
 SLICE_BUDGET = 3e8
 CURVE = 300  # points of a curve, at most
-SHOWN = 1000  # points of a trail in a frame
-SCORES = ("train loss", "test loss", "train accuracy", "test accuracy")
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": functional.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "leaky relu": functional.leaky_relu,
-    "none": lambda x: x,
-}
+SCORED = 10  # the first columns of a curve: the step, the scores, the violation
+BINS = 41  # of a histogram
+DRAWN = 4000  # weights of a network that is drawn as a graph
 
 
 class Painter:
@@ -38,126 +36,126 @@ class Painter:
 
     def __init__(self, setting: Setting, problem: Problem) -> None:
         self.setting, self.problem = setting, problem
-        self.activation = FUNCTIONS[setting.activation]
-        self.curves: list[list[list[float]]] = []
+        self.activation = IN_PLACE[setting.activation]
+        with torch.device("meta"):
+            network = problem.factory()
+        self.names = [name for name, _ in network.named_parameters()]
+        self.shapes = [tuple(x.shape) for x in network.parameters()]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self.curves: list[np.ndarray] = []
         self.slices: dict[int, tuple[float, Any, np.ndarray, list[float]]] = {}
         self.density: dict[int, torch.Tensor] = {}
-        self.grid = _grid(problem.frame, FIELD)
+        self.reach = np.zeros((0, 0), np.float32)  # of each dynamics and parameter: how far its histogram must go
+        self.begun = False
 
-    def frame(self, shots: Sequence[Snapshot], view: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    @torch.no_grad()
+    def frame(self, shots: Sequence[Snapshot], view: Mapping[str, Any], full: bool = True) -> tuple[Any, bytes]:
         """A header and the arrays of a frame."""
         arrays: dict[str, np.ndarray] = {}
-        rows = [self._row(i, shot, view, arrays) for i, shot in enumerate(shots)]
-        self._curve(shots, rows, arrays)
-        places, body = packed(arrays)
-        head = {"type": "frame", "rows": rows, "step": max(shot.step for shot in shots), "arrays": places}
-        return head | {"frame": list(self.problem.frame), "classes": self.problem.classes}, body
-
-    def _row(self, i: int, shot: Snapshot, view: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        replica = min(view["replica"], len(shot.tensors[0]) - 1)
-        if self.problem.train is None:
-            scores = [float("nan")] * 8
-            self._visited(i, shot, arrays)
+        head: dict[str, Any] = {"type": "frame", "step": max(shot.step for shot in shots)}
+        full = full or not self.begun
+        if not self.begun:
+            head |= {"first": True, "frame": list(self.problem.frame), "classes": self.problem.classes}
+            self.begun = True
+        weights = torch.from_numpy(np.stack([shot.weights for shot in shots]))
+        replica = min(view["replica"], weights.shape[1] - 1)
+        if full:
+            head["rows"] = self._rows(shots, weights)
+            self._curves(shots, head["rows"], arrays)
+        if full or view["shows"] == "network":
+            self._graphs(weights[:, max(0, replica)], arrays)
+        if self.problem.train is not None:
+            arrays["fields"] = self._fields(weights if replica < 0 else weights[:, replica : replica + 1])
         else:
-            scores = self._scores(shot)
-            arrays[f"field{i}"] = self._field(shot, replica)
-        self._slice(i, shot, view, arrays)
-        arrays[f"trail{i}"] = shot.trail[-SHOWN:].numpy().astype(np.float32)
-        weights = torch.cat([x[max(0, replica)].reshape(-1) for x in shot.tensors])
-        if len(weights) <= 4000:
-            arrays[f"weights{i}"] = weights.numpy().astype(np.float32)
-        parts = [_part(group, heat) for group, heat in zip(shot.groups, shot.temperatures, strict=False)]
-        tensors = [self._histogram(i, k, shot, arrays) for k in range(len(shot.tensors))]
-        row = {"step": shot.step, "scores": scores, "parts": parts, "tensors": tensors, "stopped": shot.stopped}
-        return row | {"violation": shot.violation, "word": shot.word}
+            for i, shot in enumerate(shots):
+                arrays[f"density{i}"] = self._visited(i, shot)
+        if view["shows"] == "weights":
+            arrays["histograms"], arrays["most"] = self._histograms(weights.numpy())
+        elif view["shows"] == "trail":
+            for i, shot in enumerate(shots):
+                arrays[f"trail{i}"] = shot.trail
+                self._slice(i, shot, view, arrays)
+        head["arrays"], body = packed(arrays)
+        return head, body
 
-    # networks
+    def _rows(self, shots: Sequence[Snapshot], weights: torch.Tensor) -> list[dict[str, Any]]:
+        """What is said in words and numbers of each dynamics."""
+        found = [[math.nan] * 8 for _ in shots]
+        if self.problem.train is not None:
+            networks = reshaped(weights.flatten(0, 1), self.shapes)
+            found = scores(networks, self.activation, self.problem, len(shots))
+        rows, reach = [], []
+        for shot, mine in zip(shots, found, strict=True):
+            read = shot.readings
+            named = zip(self.names, read.bounds, strict=True)
+            tensors = [{"name": name, "surface": bound.surface, "radius": bound.radius} for name, bound in named]
+            row = {"step": shot.step, "scores": mine, "parts": read.parts, "violation": read.violation}
+            rows.append(row | {"tensors": tensors, "stopped": shot.stopped, "word": shot.word})
+            reach.append([1.05 * (bound.radius or 1e-9) for bound in read.bounds])
+        self.reach = np.array(reach, np.float32)
+        return rows
 
-    def _outputs(self, tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Outputs of all replicas, (replicas, points, outputs)."""
-        out = x.expand(len(tensors[0]), *x.shape)
-        for k in range(0, len(tensors), 2):
-            out = torch.baddbmm(tensors[k + 1].unsqueeze(1), out, tensors[k].mT)
-            if k + 2 < len(tensors):
-                out = self.activation(out)
-        return out
+    def _graphs(self, weights: torch.Tensor, arrays: dict[str, np.ndarray]) -> None:
+        if weights.shape[1] <= DRAWN:
+            for i, one in enumerate(weights):
+                arrays[f"weights{i}"] = one.numpy()
 
-    def _scores(self, shot: Snapshot) -> list[float]:
-        """Mean and standard deviation over the replicas of `SCORES`."""
-        found: dict[str, torch.Tensor] = {}
-        for name, pair in (("train", self.problem.train), ("test", self.problem.test)):
-            assert pair is not None
-            x, y = pair[0][:500], pair[1][:500]
-            out = self._outputs(shot.tensors, x)
-            if self.problem.classes == 0:
-                found[f"{name} loss"] = (out - y).square().mean((1, 2))
-                found[f"{name} accuracy"] = found[f"{name} loss"] * math.nan
-            elif self.problem.classes == 2:
-                loss = functional.softplus(out) - y * out
-                found[f"{name} loss"] = loss.mean((1, 2))
-                found[f"{name} accuracy"] = 100 * ((out > 0) == (y > 0.5)).float().mean((1, 2))
-            else:
-                each = functional.cross_entropy(out.mT, y.expand(len(out), -1), reduction="none")
-                found[f"{name} loss"] = each.mean(1)
-                found[f"{name} accuracy"] = 100 * (out.argmax(-1) == y).float().mean(1)
-        values = []
-        for name in SCORES:
-            kept = found[name][found[name].isfinite()]
-            values += [float(kept.mean()) if len(kept) else math.nan]
-            values += [float(kept.std()) if len(kept) > 1 else 0.0]
-        return values
+    # what the networks say
 
-    def _field(self, shot: Snapshot, replica: int) -> np.ndarray:
-        """What the networks say on a grid: of one replica, or the mean of all."""
-        tensors = shot.tensors if replica < 0 else [x[replica : replica + 1] for x in shot.tensors]
-        products = sum(x.numel() for x in tensors)
-        if products * FIELD**2 > BUDGET * 4:  # too much for all: the first replica stands for them
-            tensors = [x[:1] for x in tensors]
-            products = sum(x.numel() for x in tensors)
+    def _fields(self, weights: torch.Tensor) -> np.ndarray:
+        """What the networks of each dynamics say on a grid, the mean over the replicas that are given."""
+        if weights[0].numel() * FIELD**2 > BUDGET * 4:  # too much for all: the first replica stands for them
+            weights = weights[:, :1]
+        rows, products = len(weights), weights[0].numel()
+        tensors = reshaped(weights.flatten(0, 1), self.shapes)
+        left, right, low, high = self.problem.frame
         if self.problem.classes == 0:
-            x = torch.linspace(*self.problem.frame[:2], 200).unsqueeze(1)
-            out = self._outputs(tensors, x)[..., 0]
-            return torch.stack((out.mean(0), out.std(0) if len(out) > 1 else 0 * out[0])).numpy()
+            out = answers(tensors, self.activation, torch.linspace(left, right, 200).unsqueeze(1))
+            out = out.view(rows, -1, 200)
+            spread = out.std(1) if out.shape[1] > 1 else 0 * out[:, 0]
+            return torch.stack((out.mean(1), spread), 1).numpy()
         side = FIELD if products * FIELD**2 <= BUDGET else max(COARSE, int(math.sqrt(BUDGET / products)))
-        grid = self.grid if side == FIELD else _grid(self.problem.frame, side)
-        out = self._outputs(tensors, grid)
+        out = on_grid(tensors, self.activation, torch.linspace(left, right, side), torch.linspace(low, high, side))
         if self.problem.classes == 2:
-            return (255 * out.sigmoid().mean(0)).to(torch.uint8).view(1, side, side).numpy()
-        chances = out.softmax(-1).mean(0)
-        sure, which = chances.max(-1)
-        return torch.stack((which.to(torch.uint8), (255 * sure).to(torch.uint8))).view(2, side, side).numpy()
+            return out.sigmoid_().view(rows, -1, side, side).mean(1).mul_(255).to(torch.uint8).numpy()
+        chances = out.softmax(1).view(rows, -1, *out.shape[1:]).mean(1)
+        sure, which = chances.max(1)
+        return torch.stack((which.to(torch.uint8), (255 * sure).to(torch.uint8)), 1).view(rows, 2, side, side).numpy()
 
-    def _visited(self, i: int, shot: Snapshot, arrays: dict[str, np.ndarray]) -> None:
-        """Where the particles have been along q₁, as a density, and the one that the temperature asks for."""
+    def _visited(self, i: int, shot: Snapshot) -> np.ndarray:
+        """Where the particles have been along q₁, as a density, the one that the temperature asks for, and U."""
         left, right = self.problem.frame[:2]
         bins = 60
         counts = self.density.setdefault(i, torch.zeros(bins))
         if shot.visits is not None:
-            counts += torch.histc(shot.visits[:, 0].float(), bins, left, right)
+            counts += torch.histc(torch.from_numpy(shot.visits[:, 0]), bins, left, right)
         width = (right - left) / bins
         q = torch.linspace(left + width / 2, right - width / 2, bins)
-        τ = float(shot.groups[0].get("temperature", 0.0))
+        τ = shot.readings.parts[0]["target"] if shot.readings.parts else 0.0
         U = energy(torch.stack((q, 0 * q), 1), self.setting.problem["barrier"])
         exact = torch.exp(-U / τ) if τ > 0 else 0 * q
         total = float(counts.sum())
         shown = counts / (total * width) if total else counts
-        arrays[f"density{i}"] = torch.stack((shown, exact / (exact.sum() * width).clamp(min=1e-30), U)).numpy()
+        return torch.stack((shown, exact / (exact.sum() * width).clamp(min=1e-30), U)).numpy()
 
     # instruments
 
-    def _histogram(self, i: int, k: int, shot: Snapshot, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        """The entries of a parameter in all replicas, with the surface they lie on."""
-        x = shot.tensors[k].float()
-        kept = x[x.isfinite()]
-        most = float(kept.abs().max()) if kept.numel() else 1.0
-        surface, radius = _surface(shot, k)
-        most = max(most, 1.05 * radius if radius else 0.0, 1e-9)
-        arrays[f"histogram{i}.{k}"] = torch.histc(kept, 41, -most, most).numpy()
-        return {"name": shot.names[k], "most": most, "surface": surface, "radius": radius}
+    def _histograms(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The entries of each parameter in all replicas: counts (dynamics, parameters, bins), and their ranges."""
+        finite = np.isfinite(weights)
+        kept = np.where(finite, weights, 0.0)
+        starts = np.cumsum([0, *self.sizes[:-1]])
+        most = np.maximum.reduceat(np.abs(kept).max(1), starts, axis=1)
+        most = np.maximum(most, self.reach)
+        which = np.repeat(np.arange(len(starts)), self.sizes)
+        bins = np.minimum((kept / most[:, None, which] + 1) * (BINS / 2), BINS - 1).astype(np.int64)
+        rows = (np.arange(len(weights))[:, None] * len(starts) + which)[:, None] * BINS
+        counts = np.bincount((bins + rows)[finite], minlength=len(weights) * len(starts) * BINS)
+        return counts.reshape(len(weights), len(starts), BINS).astype(np.float32), most
 
     def _slice(self, i: int, shot: Snapshot, view: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """The loss over the chosen pair of weights, the others as they are; made anew about every second."""
-        replica = min(max(0, view["replica"]), len(shot.tensors[0]) - 1)
+        replica = min(max(0, view["replica"]), len(shot.weights) - 1)
         pair = tuple(view["pair"])
         now = time.monotonic()
         known = self.slices.get(i)
@@ -179,85 +177,45 @@ class Painter:
         return not (left <= a <= right and low <= b <= high)
 
     def _surface(self, shot: Snapshot, replica: int, pair: tuple[int, ...]) -> tuple[np.ndarray, list[float]] | None:
-        sizes = [x[0].numel() for x in shot.tensors]
-        flat = torch.cat([x[replica].reshape(-1) for x in shot.tensors]).float()
+        if self.problem.train is None:
+            frame = self.problem.frame
+            return energy(_grid(frame, 48), self.setting.problem["barrier"]).view(48, 48).numpy(), list(frame)
+        flat = torch.from_numpy(shot.weights[replica])
         if len(set(pair)) < 2 or max(pair) >= len(flat) or not bool(flat.isfinite().all()):
             return None
         a, b = pair
-        trail = shot.trail[-SHOWN:] if len(shot.trail) else flat[[a, b]].unsqueeze(0)
-        middle = (trail.amin(0) + trail.amax(0)) / 2
-        reach = ((trail.amax(0) - trail.amin(0)).max() * 0.7).clamp(min=0.25)
-        extent = [
-            float(middle[0] - reach),
-            float(middle[0] + reach),
-            float(middle[1] - reach),
-            float(middle[1] + reach),
-        ]
-        if self.problem.train is None:
-            extent = list(self.problem.frame)
-            return energy(_grid(self.problem.frame, 48), self.setting.problem["barrier"]).view(48, 48).numpy(), extent
+        trail = shot.trail if len(shot.trail) else flat[[a, b]].unsqueeze(0).numpy()
+        low, high = trail.min(0), trail.max(0)
+        middle, reach = (low + high) / 2, max(0.25, 0.7 * float((high - low).max()))
+        extent = [float(bound) for k in (0, 1) for bound in (middle[k] - reach, middle[k] + reach)]
         x, y = self.problem.train
         points = min(128, len(x))
         side = int(min(32, max(10, math.sqrt(SLICE_BUDGET / (points * len(flat))))))
         many = flat.expand(side * side, -1).clone()
-        many[:, [a, b]] = _grid((extent[0], extent[1], extent[2], extent[3]), side)
-        tensors, offset = [], 0
-        for tensor, size in zip(shot.tensors, sizes, strict=True):
-            tensors.append(many[:, offset : offset + size].reshape(-1, *tensor.shape[1:]))
-            offset += size
-        out = self._outputs(tensors, x[:points])
-        return self._loss(out, y[:points]).view(side, side).numpy(), extent
+        many[:, [a, b]] = _grid(extent, side)
+        out = answers(reshaped(many, self.shapes), self.activation, x[:points])
+        return losses(out, y[:points], self.problem.classes).view(side, side).numpy(), extent
 
-    def _loss(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if self.problem.classes == 0:
-            return (out - y).square().mean((1, 2))
-        if self.problem.classes == 2:
-            return (functional.softplus(out) - y * out).mean((1, 2))
-        return functional.cross_entropy(out.mT, y.expand(len(out), -1), reduction="none").mean(1)
-
-    def _curve(self, shots: Sequence[Snapshot], rows: list[dict[str, Any]], arrays: dict[str, np.ndarray]) -> None:
+    def _curves(self, shots: Sequence[Snapshot], rows: list[dict[str, Any]], arrays: dict[str, np.ndarray]) -> None:
         """Add a point to the curves; every second one is dropped when there are too many."""
-        while len(self.curves) < len(shots):
-            self.curves.append([])
         del self.curves[len(shots) :]
         for i, (shot, row) in enumerate(zip(shots, rows, strict=True)):
-            curve = self.curves[i]
-            if not curve or curve[-1][0] < shot.step:
-                heat = [value for part in row["parts"] for value in (part["measured"], part["thermostat"])]
-                curve.append([shot.step, *row["scores"], shot.violation, *(math.nan if v is None else v for v in heat)])
-            if len(curve) > CURVE:
-                del curve[1:-1:2]
-            width = len(curve[-1]) if curve else 0
-            kept = [point for point in curve if len(point) == width]
-            arrays[f"curve{i}"] = np.array(kept, dtype=np.float32).reshape(len(kept), -1)
+            heat = [value for part in row["parts"] for value in (part["measured"], part["thermostat"])]
+            point = [shot.step, *row["scores"], row["violation"], *(math.nan if v is None else v for v in heat)]
+            if len(self.curves) == i:
+                self.curves.append(np.empty((0, len(point)), np.float32))
+            arrays[f"curve{i}"] = self.curves[i] = _extended(self.curves[i], np.array([point], np.float32))
 
 
-def _part(group: Mapping[str, Any], heat: float) -> dict[str, Any]:
-    """Kinetic temperature, target and thermostat of a part; None where it has none."""
-    ξ = group.get("thermostat")
-    has = isinstance(ξ, torch.Tensor) and any(letter in group.get("word", "") for letter in "CEF")
-    return {
-        "where": group.get("where", "*"),
-        "word": group.get("word", ""),
-        "measured": heat if math.isfinite(heat) else None,
-        "target": float(group.get("temperature", 0.0)),
-        "thermostat": float(ξ.float().mean()) if has and isinstance(ξ, torch.Tensor) else None,
-    }
-
-
-def _surface(shot: Snapshot, k: int) -> tuple[str, float | None]:
-    """The surface of a parameter, and the bound that it puts on single weights if there is one."""
-    name = shot.names[k]
-    for group in shot.groups:
-        if name in group.get("param_names", ()):
-            text = str(group.get("on", "Free()"))
-            kind, _, rest = text.partition("(")
-            number = rest.rstrip(")").split(",")[0]
-            bounded = kind in ("Circle", "Sphere") and number.replace(".", "", 1).isdigit()
-            return ("" if kind == "Free" else text), (
-                float(number) if bounded else 1.0 if kind == "Orthogonal" else None
-            )
-    return "", None
+def _extended(curve: np.ndarray, point: np.ndarray) -> np.ndarray:
+    """The curve and one point more, unless it is of no later step. Readings of other parts than before begin anew."""
+    if curve.shape[1] != point.shape[1]:
+        before, curve = curve, np.full((len(curve), point.shape[1]), np.nan, np.float32)
+        curve[:, :SCORED] = before[:, :SCORED]
+    if len(curve) and curve[-1, 0] >= point[0, 0]:
+        return curve
+    longer = np.concatenate((curve, point))
+    return longer if len(longer) <= CURVE else np.delete(longer, np.s_[1:-1:2], axis=0)
 
 
 def _grid(frame: Sequence[float], side: int) -> torch.Tensor:
@@ -265,44 +223,3 @@ def _grid(frame: Sequence[float], side: int) -> torch.Tensor:
     left, right, low, high = frame
     y, x = torch.meshgrid(torch.linspace(low, high, side), torch.linspace(left, right, side), indexing="ij")
     return torch.stack((x, y), -1).view(-1, 2)
-
-
-def packed(arrays: Mapping[str, np.ndarray]) -> tuple[list[list[Any]], bytes]:
-    """Arrays as one string of bytes, each at a multiple of four, and a list of name, kind, shape and place."""
-    places: list[list[Any]] = []
-    pieces: list[bytes] = []
-    offset = 0
-    for name, array in arrays.items():
-        kind = "u1" if array.dtype == np.uint8 else "f4"
-        raw = np.ascontiguousarray(array, dtype=np.uint8 if kind == "u1" else np.float32).tobytes()
-        places.append([name, kind, list(array.shape), offset])
-        raw += b"\0" * (-len(raw) % 4)
-        pieces.append(raw)
-        offset += len(raw)
-    return places, b"".join(pieces)
-
-
-def arrays_of(header: Mapping[str, Any], body: bytes) -> dict[str, np.ndarray]:
-    """The arrays of a frame, for those who look at it from Python."""
-    kinds = {"u1": np.uint8, "f4": np.float32}
-    found = {}
-    for name, kind, shape, offset in header["arrays"]:
-        count = int(np.prod(shape))
-        found[name] = np.frombuffer(body, kinds[kind], count, offset).reshape(shape)
-    return found
-
-
-def finite_values(value: Any) -> Any:
-    """The same values with None for numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: finite_values(one) for name, one in value.items()}
-    return [finite_values(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def message(header: Mapping[str, Any], body: bytes) -> bytes:
-    """Header and arrays in one binary message: the header's length in four bytes, the header, the arrays."""
-    text = json.dumps(finite_values(header), allow_nan=False).encode()
-    text += b" " * (-len(text) % 4)
-    return len(text).to_bytes(4, "little") + text + body

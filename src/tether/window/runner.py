@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from tether.loop.record import Log, Record
 from tether.loop.run import Run
-from tether.optimizer import Optimizer
 from tether.window.dynamics import adjust, optimizer_of, same_kind
 from tether.window.problems import Problem
+from tether.window.readings import Readings, read
 from tether.window.setting import Setting
 
 __all__ = ["Change", "Runner", "Snapshot"]
 
-KEPT = 3000  # points of a trajectory
+KEPT, SHOWN = 3000, 1000  # points of a trajectory, and those of a snapshot
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,10 @@ class Snapshot:
     """The state of one dynamics between two steps, copied, so that it can be drawn while training goes on."""
 
     step: int
-    tensors: list[torch.Tensor]
-    names: list[str]
-    groups: list[dict[str, Any]]
-    temperatures: list[float]
-    violation: float
-    trail: torch.Tensor
-    visits: torch.Tensor | None  # places of a particle since the last snapshot
+    weights: np.ndarray  # all parameters of each replica, one after another: (replicas, weights)
+    readings: Readings
+    trail: np.ndarray
+    visits: np.ndarray | None  # places of a particle since the last snapshot
     stopped: int
     word: str  # what went wrong last, if anything
 
@@ -58,7 +57,8 @@ class Runner:
         self.changes: list[Change] = []
         self.pair: tuple[int, int] = (0, 1)
         self.replica = 0
-        self.trail: list[tuple[float, float]] = []
+        self.readings: Readings | None = None
+        self.trail, self.noted = np.empty((KEPT, 2), np.float32), 0
         self.visits: list[torch.Tensor] = []
         self._begin()
 
@@ -102,44 +102,44 @@ class Runner:
             self.changes.append(Change(self.step, row=row, seed=seed))
             self.log.stopped.clear()
             self._begin()
+        self.readings = None
         self.row, self.failed, self.word = row, False, ""
 
     def watch(self, replica: int, pair: tuple[int, int]) -> None:
         """Follow another pair of weights."""
         if (replica, pair) != (self.replica, self.pair):
-            self.replica, self.pair = replica, pair
-            self.trail.clear()
+            self.replica, self.pair, self.noted = replica, pair, 0
 
     def note(self) -> None:
         """Add the present place of the pair to its trail."""
-        x = list(self.nets.parameters())
+        parameters = list(self.nets.parameters())
         if self.problem.train is None and len(self.visits) < KEPT:
-            self.visits.append(x[0].detach().clone())
-        place: list[float] = []
-        offset = 0
-        wanted = sorted(set(self.pair))
-        for tensor in x:
-            size = tensor[0].numel()
-            while wanted and wanted[0] < offset + size:
-                place.append(float(tensor.detach()[self.replica].reshape(-1)[wanted.pop(0) - offset]))
-            offset += size
-        if len(place) == 2:
-            self.trail.append((place[0], place[1]) if self.pair[0] <= self.pair[1] else (place[1], place[0]))
-            if len(self.trail) > KEPT:
-                del self.trail[: KEPT // 3]
+            self.visits.append(parameters[0].detach().clone())
+        place = [_entry(parameters, self.replica, i) for i in self.pair]
+        if self.noted == KEPT:
+            self.noted -= KEPT // 3
+            self.trail[: self.noted] = self.trail[KEPT // 3 :].copy()
+        self.trail[self.noted] = place
+        self.noted += 1
 
     @torch.no_grad()
-    def snapshot(self) -> Snapshot:
-        """A copy of everything that is drawn. Sleeping weights have their values in it."""
-        with self.run.shown():
-            tensors = [x.detach().clone() for x in self.nets.parameters()]
-        names = [name for name, _ in self.nets.named_parameters()]
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.opt.param_groups]
-        heat: list[float] = []
-        violation = 0.0
-        if isinstance(self.opt, Optimizer):
-            heat = [float(x.nanmean()) for x in self.opt.temperature().values()]
-            violation = float(self.opt.violation().max())
-        visits, self.visits = (torch.cat(self.visits) if self.visits else None), []
+    def snapshot(self, measured: bool = True) -> Snapshot:
+        """A copy of everything that is drawn. Sleeping weights have their values in it. `measured`: new readings."""
+        with getattr(self.opt, "awake", nullcontext)():
+            weights = torch.cat([x.detach().reshape(len(self.nets), -1) for x in self.nets.parameters()], 1)
+        if measured or self.readings is None:
+            self.readings = read(self.opt, [name for name, _ in self.nets.named_parameters()])
+        visits, self.visits = (torch.cat(self.visits).numpy() if self.visits else None), []
         rest = len(self.log.stopped), self.word
-        return Snapshot(self.step, tensors, names, groups, heat, violation, torch.tensor(self.trail), visits, *rest)
+        trail = self.trail[max(0, self.noted - SHOWN) : self.noted].copy()
+        return Snapshot(self.step, weights.numpy(), self.readings, trail, visits, *rest)
+
+
+def _entry(parameters: Sequence[torch.Tensor], replica: int, i: int) -> float:
+    """Entry i of a replica's parameters, counted through all of them."""
+    for x in parameters:
+        size = x.numel() // len(x)
+        if i < size:
+            return float(x.detach().reshape(-1)[replica * size + i])
+        i -= size
+    raise IndexError(i)

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tether.window.catalogue import catalogue
-from tether.window.painter import finite_values, message
+from tether.window.packing import finite_values, message
 from tether.window.session import Session
+from tether.window.studio import Studio
 
 __all__ = ["application", "command", "serve"]
 
@@ -29,6 +32,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'"
 )
 LONGEST = 1_000_000  # bytes of a message from the page
+SWITCH = 0.0005  # seconds that the thread which trains may keep others waiting
 INSTALL = "pip install 'tether[explore]' (in a checkout: pip install -e '.[explore]')"
 
 
@@ -45,7 +49,7 @@ def allowed(header: str | None, port: int, scheme: str = "") -> bool:
     return header in names
 
 
-def application(port: int) -> Any:
+def application(port: int, studio: Studio | None = None) -> Any:
     """The application: the page's files, and a socket with a session of its own for each page."""
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse, Response
@@ -81,7 +85,7 @@ def application(port: int) -> Any:
                 text = await outbox.get()
                 await (page.send_bytes(text) if isinstance(text, bytes) else page.send_text(text))
 
-        session = Session(send)
+        session = Session(send, studio=studio)
         post = asyncio.create_task(deliver())
         try:
             await page.send_text(json.dumps(finite_values(catalogue())))
@@ -126,8 +130,19 @@ def serve(port: int = 0, browser: bool = True) -> int:
     print(f"tether explore: {address}  (Ctrl-C ends it)", flush=True)
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
+    sys.setswitchinterval(SWITCH)
+    torch.set_num_threads(1)
+    studio = Studio()
     config = uvicorn.Config(
-        application(port), log_level="warning", ws="websockets-sansio", ws_max_size=LONGEST, lifespan="off"
+        application(port, studio),
+        log_level="warning",
+        ws="websockets-sansio",
+        ws_max_size=LONGEST,
+        ws_per_message_deflate=False,  # frames travel within this machine: packing them costs more than it saves
+        lifespan="off",
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        studio.close()
     return 0

@@ -1,4 +1,4 @@
-"""A session of the window: one page, one thread that trains, one that paints; commands are plain values."""
+"""A session of the window: one page, one thread that trains, one that gets its pictures; commands are plain values."""
 
 from __future__ import annotations
 
@@ -12,34 +12,40 @@ import torch
 
 from tether.window.catalogue import about_word
 from tether.window.dynamics import optimizer_of, parts_of
-from tether.window.painter import Painter
+from tether.window.gallery import Gallery
 from tether.window.problems import Problem, problem_of
 from tether.window.runner import Runner, Snapshot
 from tether.window.script import script
 from tether.window.setting import Setting, SettingError, as_values, read_setting
+from tether.window.studio import Studio
 
 __all__ = ["Session"]
 
 SLICE = 0.008  # seconds of training between two looks at what the page wants
 NOTES = 400.0  # places of a trail in a second, at most
+FULL, SHARE = 0.2, 8.0  # a full frame comes after so many seconds, and after so many times what the last one took
+SHOWS = ("weights", "heat", "trail", "network")  # the instruments
 Send = Callable[[dict[str, Any], bytes | None], None]
+Shots = tuple[list[Snapshot], dict[str, Any], tuple[int, Setting]]  # with the view, and the run with its setting
 
 
 class Session:
     """Trains what a page asks for and sends it frames; `send` is called from any thread."""
 
-    def __init__(self, send: Send, frames_per_second: float = 60.0) -> None:
-        self._send, self._pause = send, 1 / frames_per_second
+    def __init__(self, send: Send, frames_per_second: float = 36.0, studio: Studio | None = None) -> None:
+        self._send, self._pause, self._gallery = send, 1 / frames_per_second, Gallery(studio)
         self._commands: deque[Mapping[str, Any]] = deque()
         self._wake, self._wanted, self._shot = threading.Event(), threading.Event(), threading.Event()
         self._asked = self._over = False
         self._ready = self._changed = True  # has the page drawn the last frame, is there anything new to draw?
-        self._shots: tuple[list[Snapshot], dict[str, Any], Painter] | None = None
+        self._full = True  # is the next frame a full one?
+        self._shots: Shots | None = None
         self._rate = Rate()
         self.setting: Setting | None = None
+        self.begun = 0  # runs
         self.runners: list[Runner] = []
         self.running, self.speed, self.left = False, 0.0, 0
-        self.view: dict[str, Any] = {"replica": 0, "pair": (0, 1), "of": 0}
+        self.view: dict[str, Any] = {"replica": 0, "pair": (0, 1), "shows": "weights"}
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._train, self._paint)]
         for thread in self._threads:
             thread.start()
@@ -63,6 +69,7 @@ class Session:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=5)
+        self._gallery.close()
 
     # what the page asks for, all in the thread that trains
 
@@ -88,7 +95,7 @@ class Session:
         problem = problem_of(setting)
         if old is None or fresh or setting.network != old.network:
             self.runners = [self._runner(i, setting, problem) for i in range(len(setting.dynamics))]
-            self.painter = Painter(setting, problem)
+            self.begun += 1
         else:
             self._follow(setting)
         self.setting, self.problem = setting, problem
@@ -143,12 +150,13 @@ class Session:
         self.speed = min(1e6, max(0.0, float(speed))) if isinstance(speed, int | float) else 0.0
 
     def on_view(self, command: Mapping[str, Any]) -> None:
-        """Draw another replica (−1 is the mean of all), or follow another pair of weights."""
-        replica, pair, of = command.get("replica", -1), command.get("pair", [0, 1]), command.get("of", 0)
-        numbers = [replica, of, *(pair if isinstance(pair, list) and len(pair) == 2 else [None])]
-        if not all(isinstance(x, int) for x in numbers):
-            raise SettingError(["view"], "a view has a replica, a dynamics and a pair of weights, all whole numbers")
-        self.view = {"replica": replica, "pair": (pair[0], pair[1]), "of": of}
+        """Draw another replica (−1 is the mean of all), follow another pair of weights, show another instrument."""
+        replica, pair, shows = command.get("replica", -1), command.get("pair", [0, 1]), command.get("shows", SHOWS[0])
+        numbers = [replica, *(pair if isinstance(pair, list) and len(pair) == 2 else [None])]
+        if not all(isinstance(x, int) for x in numbers) or shows not in SHOWS:
+            whole = "a replica and a pair of weights, all whole numbers"
+            raise SettingError(["view"], f"a view has {whole}, and shows one of {', '.join(SHOWS)}")
+        self.view = {"replica": replica, "pair": (pair[0], pair[1]), "shows": shows}
         self._watch()
         self._wanted.set()
 
@@ -226,35 +234,43 @@ class Session:
 
     def _shoot(self) -> None:
         if self.setting is not None and self.runners:
-            shots = [runner.snapshot() for runner in self.runners]
-            self._shots = shots, dict(self.view), self.painter
+            shots = [runner.snapshot(self._full) for runner in self.runners]
+            self._shots = shots, dict(self.view), (self.begun, self.setting)
         self._asked = False
         self._shot.set()
 
     def _paint(self) -> None:
+        due = 0.0  # when the next full frame is
         while not self._over:
             if not (self._ready and (self._changed or self.running)):
                 self._wanted.wait(1.0)
                 self._wanted.clear()
                 continue
             began = time.perf_counter()
+            self._full = self._changed or not self.running or began >= due
             self._ready = self._changed = False
-            self._shot.clear()
-            self._asked = True
-            self._wake.set()
-            self._shot.wait()
-            found, self._shots = self._shots, None
+            found = self._ask()
             if found is None or self._over:
                 self._ready = True
                 self._wanted.wait(0.1)
                 continue
-            shots, view, painter = found
-            with torch.no_grad():
-                header, body = painter.frame(shots, view)
-            header["rate"] = self._rate(shots[0].step)
-            header["on"] = self.running
+            made = time.perf_counter()
+            header, body = self._gallery.frame(*found, self._full)
+            if self._full:
+                due = began + max(FULL, SHARE * (time.perf_counter() - made))
+            header["rate"] = self._rate(found[0][0].step)
+            header |= {"on": self.running, "time": made}
             self._send(header, body)
             time.sleep(max(0.0, began + self._pause - time.perf_counter()))
+
+    def _ask(self) -> Shots | None:
+        """Snapshots by the thread that trains, as soon as its step is over."""
+        self._shot.clear()
+        self._asked = True
+        self._wake.set()
+        self._shot.wait()
+        found, self._shots = self._shots, None
+        return found
 
 
 class Rate:

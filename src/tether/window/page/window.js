@@ -65,44 +65,57 @@ function words(name, value, change, className = "", about = "") {
 
 // ---------------------------------------------------------------- drawing
 
-function fit(canvas, ratio) {
-  const wide = canvas.clientWidth || 260, scale = Math.min(2, window.devicePixelRatio || 1);
-  const w = Math.round(wide * scale), h = Math.round(wide * ratio * scale);
-  if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
-  canvas.style.aspectRatio = `1 / ${ratio}`;
-  const pen = canvas.getContext("2d");
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  pen.clearRect(0, 0, wide, wide * ratio);
-  return [pen, wide, wide * ratio];
+// An opaque canvas that knows its size in pixels and whether it is in view, so that drawing neither asks for the layout,
+// nor is scaled, nor happens unseen.
+class Sheet {
+  constructor(label, page, ratio, className = "") {
+    this.canvas = make("canvas", { role: "img", "aria-label": label, className });
+    this.pen = this.canvas.getContext("2d", { alpha: false });
+    this.page = page; this.wide = 0; this.inView = false; this.ratio = 0; this.pixels = [0, 0];
+    const sized = ([entry]) => { const box = entry.devicePixelContentBoxSize?.[0]; this.wide = entry.contentRect.width; this.pixels = box ? [box.inlineSize, box.blockSize] : [0, 0]; this.open(this.ratio); page.redraw(); };
+    this.resized = new ResizeObserver(sized);
+    try { this.resized.observe(this.canvas, { box: "device-pixel-content-box" }); } catch { this.resized.observe(this.canvas); }
+    this.scrolled = new IntersectionObserver((entries) => { const before = this.inView; this.inView = entries.at(-1).isIntersecting; if (this.inView && !before) page.redraw(); }, { rootMargin: "100px" });
+    this.scrolled.observe(this.canvas);
+    this.open(ratio);
+  }
+  // a clean sheet: the pen, width and height
+  open(ratio) {
+    const { canvas, pen } = this, wide = this.wide || 260, high = wide * ratio, density = window.devicePixelRatio || 1;
+    if (ratio !== this.ratio) { this.ratio = ratio; canvas.style.aspectRatio = `1 / ${ratio}`; }
+    const exact = density <= 2 && Math.abs(this.pixels[1] - high * density) < 2, scale = Math.min(2, density);
+    const w = exact ? this.pixels[0] : Math.round(wide * scale), h = exact ? this.pixels[1] : Math.round(high * scale);
+    if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
+    pen.setTransform(w / wide, 0, 0, h / high, 0, 0);
+    pen.fillStyle = this.page.card;
+    pen.fillRect(0, 0, wide, high);
+    return [pen, wide, high];
+  }
+  close() { this.resized.disconnect(); this.scrolled.disconnect(); }
 }
 
 const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 
+// The colours of a field: 256 shades of each class over the ground, for how sure the networks are.
 function shades(ground) {
-  const table = new Uint32Array(256), [a, b] = [channels(CLASSES[0]), channels(CLASSES[1])];
-  for (let i = 0; i < 256; i++) {
-    const p = i / 255, side = p < 0.5 ? a : b, t = 0.75 * Math.abs(2 * p - 1);
-    const c = side.map((x, k) => Math.round(ground[k] * (1 - t) + x * t));
-    table[i] = (255 << 24) | (c[2] << 16) | (c[1] << 8) | c[0];
-  }
+  const table = new Uint32Array(256 * CLASSES.length);
+  CLASSES.map(channels).forEach((colour, c) => {
+    for (let i = 0; i < 256; i++) {
+      const t = (0.75 * i) / 255, [red, green, blue] = colour.map((x, k) => Math.round(ground[k] * (1 - t) + x * t));
+      table[256 * c + i] = (255 << 24) | (blue << 16) | (green << 8) | red;
+    }
+  });
   return table;
 }
 
 class Picture {
   // a small image, drawn large; its rows come from below
-  constructor() { this.canvas = document.createElement("canvas"); }
-  fill(side, colour) {
-    if (this.canvas.width !== side) { this.canvas.width = this.canvas.height = side; this.image = null; }
-    const pen = this.canvas.getContext("2d");
-    this.image ||= pen.createImageData(side, side);
-    const pixels = new Uint32Array(this.image.data.buffer);
-    for (let row = 0; row < side; row++) {
-      const to = (side - 1 - row) * side, from = row * side;
-      for (let i = 0; i < side; i++) pixels[to + i] = colour(from + i);
-    }
-    pen.putImageData(this.image, 0, 0);
-    return this.canvas;
+  constructor() { this.canvas = document.createElement("canvas"); this.pen = this.canvas.getContext("2d"); }
+  pixels(side) {
+    if (!this.image || this.image.width !== side) { this.canvas.width = this.canvas.height = side; this.image = this.pen.createImageData(side, side); this.colours = new Uint32Array(this.image.data.buffer); }
+    return this.colours;
   }
+  shown() { this.pen.putImageData(this.image, 0, 0); return this.canvas; }
 }
 
 function contour(pen, values, side, level, w, h) {
@@ -156,7 +169,8 @@ class Window {
     // `first`: a setting to begin with. `address`: the page keeps its setting in the address of the browser.
     this.root = root; this.connection = connection; this.first = first; this.address = address;
     this.setting = null; this.tables = []; this.names = []; this.points = []; this.frame = null; this.cards = [];
-    this.running = false; this.view = "weights"; this.shot = { replica: -1, pair: [0, 1] }; this.sent = 0; this.frames = 0; this.seen = [];
+    this.running = false; this.shot = { replica: -1, pair: [0, 1], shows: "weights" }; this.sent = 0; this.frames = 0; this.seen = [];
+    this.due = false; this.news = false; // is a drawing under way, and does it bring more than moving pictures?
     this.pictures = Array.from({ length: 4 }, () => [new Picture(), new Picture()]);
     root.classList.add("tether");
     this.theme(localTheme());
@@ -169,8 +183,11 @@ class Window {
     this.dark = dark;
     this.root.classList.toggle("dark", dark);
     this.ink = dark ? "#eceae4" : "#1d2329";
-    this.shades = shades(channels(dark ? "#1d2226" : "#ffffff"));
-    this.draw();
+    this.card = dark ? "#1d2226" : "#ffffff"; // as in the style sheet
+    this.shades = shades(channels(this.card));
+    this.edge = dark ? 0xffb4b0a8 : 0xff4a4038;
+    this.layer = null;
+    this.redraw();
   }
 
   take(header, body) {
@@ -181,15 +198,31 @@ class Window {
     else if (header.type === "running") this.showRunning(header.on);
     else if (header.type === "code") this.showCode(header.code);
     else if (header.type === "frame") {
-      header.at = {};
+      const at = header.first ? {} : this.frame.at; // a frame brings what has changed
       for (const [name, kind, shape, offset] of header.arrays) {
-        const count = shape.reduce((a, b) => a * b, 1), data = kind === "u1" ? new Uint8Array(body.buffer, body.byteOffset + offset, count) : new Float32Array(body.buffer, body.byteOffset + offset, count);
-        data.shape = shape; header.at[name] = data;
+        const count = shape.reduce((a, b) => a * b, 1);
+        at[name] = kind === "u1" ? new Uint8Array(body.buffer, body.byteOffset + offset, count) : new Float32Array(body.buffer, body.byteOffset + offset, count);
+        at[name].shape = shape;
       }
-      this.frame = header;
-      requestAnimationFrame(() => { this.draw(); this.frames++; this.connection.send({ type: "ack" }); });
+      this.news ||= header.rows !== undefined;
+      this.frame = { ...this.frame, ...header, at };
+      this.later(true);
     }
   }
+
+  // Draw when the browser does. The process is told before, so that it makes the next frame meanwhile.
+  later(frame = false) {
+    this.fresh ||= frame;
+    if (this.due) return;
+    this.due = true;
+    requestAnimationFrame(() => {
+      this.due = false;
+      if (this.fresh) { this.fresh = false; this.frames++; this.connection.send({ type: "ack" }); }
+      this.draw();
+    });
+  }
+
+  redraw() { this.news = true; this.later(); }
 
   lost(word) {
     this.showRunning(false);
@@ -205,7 +238,7 @@ class Window {
     this.controls();
     this.apply(true);
     this.send({ type: "speed", speed: +this.speed.value });
-    this.send({ type: "view", ...this.shot, of: 0 });
+    this.look();
   }
 
   // ---- controls
@@ -222,8 +255,9 @@ class Window {
     this.problem = make("section", { className: "problem", "aria-label": "data and network" });
     this.views = make("fieldset", { className: "views" });
     this.cardbox = make("div", { className: "cards" });
-    this.loss = make("canvas", { role: "img", "aria-label": "loss over steps" });
-    this.accuracy = make("canvas", { role: "img", "aria-label": "accuracy over steps" });
+    this.loss?.close(); this.accuracy?.close();
+    this.loss = new Sheet("loss over steps", this, 0.42);
+    this.accuracy = new Sheet("accuracy over steps", this, 0.42);
     this.root.replaceChildren(
       make("div", { className: "bar" }, make("h1", {}, "tether explore"), scene, this.play,
         make("button", { onclick: () => this.step(), title: "s" }, "Step"),
@@ -233,7 +267,7 @@ class Window {
         make("button", { onclick: (event) => this.share(event.currentTarget) }, "Copy link"),
         make("button", { onclick: () => { this.theme(!this.dark); }, "aria-label": "light or dark" }, "◐")),
       this.gone, this.watch, this.problem, this.views, this.cardbox,
-      make("div", { className: "curves" }, make("figure", {}, this.loss), make("figure", {}, this.accuracy)), this.dialog);
+      make("div", { className: "curves" }, make("figure", {}, this.loss.canvas), make("figure", {}, this.accuracy.canvas)), this.dialog);
     this.root.onkeydown = (event) => this.key(event);
     if (!this.listening) { this.listening = true; document.addEventListener("keydown", (event) => { if (event.target === document.body) this.key(event); }); }
   }
@@ -265,13 +299,13 @@ class Window {
   describe(scene) { this.watch.replaceChildren(make("strong", {}, scene.name + ". "), scene.watch); }
 
   apply(fresh = false) {
-    clearTimeout(this.later);
+    clearTimeout(this.soonest);
     this.cards.forEach((card) => card.error.replaceChildren());
     this.problemError?.replaceChildren();
     this.pending = this.send({ type: "set", setting: this.setting, fresh });
   }
 
-  soon(fresh = false) { clearTimeout(this.later); this.later = setTimeout(() => this.apply(fresh), 40); }
+  soon(fresh = false) { clearTimeout(this.soonest); this.soonest = setTimeout(() => this.apply(fresh), 40); }
 
   accepted(header) {
     this.tables = header.tables; this.names = header.names; this.points = header.points;
@@ -329,16 +363,17 @@ class Window {
       number("seed", { default: 0, least: 0, most: 1000, whole: true }, s.seed, (x) => { s.seed = x; this.soon(true); }),
       this.problemError);
     this.viewControls();
+    this.cards.forEach((card) => card.close());
     this.cards = s.dynamics.map((row, i) => new Card(this, i));
     this.cardbox.replaceChildren(...this.cards.map((card) => card.element));
   }
 
   viewControls() {
     const group = "view" + Math.random();
-    const radios = VIEWS.map(([key, label]) => make("label", {}, make("input", { type: "radio", name: group, checked: this.view === key, onchange: () => { this.view = key; this.pairBox.hidden = key !== "trail"; this.draw(); } }), label));
+    const radios = VIEWS.map(([key, label]) => make("label", {}, make("input", { type: "radio", name: group, checked: this.shot.shows === key, onchange: () => { this.shot.shows = key; this.pairBox.hidden = key !== "trail"; this.look(); this.redraw(); } }), label));
     const who = make("select", { "aria-label": "which replica is drawn", onchange: () => { this.shot.replica = +who.value; this.look(); } }, make("option", { value: -1 }, "mean of all"), ...Array.from({ length: this.setting.replicas }, (_, i) => make("option", { value: i }, "replica " + i)));
     who.value = String(Math.min(this.shot.replica, this.setting.replicas - 1));
-    this.pairBox = make("span", { className: "two", hidden: this.view !== "trail" });
+    this.pairBox = make("span", { className: "two", hidden: this.shot.shows !== "trail" });
     this.views.replaceChildren(make("legend", {}, "Below each field"), ...radios, this.pairBox, make("label", {}, "field of", who), make("span", { className: "room" }),
       make("button", { disabled: this.setting.dynamics.length >= this.facts.most.dynamics, onclick: () => { this.setting.dynamics.push({ method: "sgd", fields: { lr: 0.1 }, label: "SGD" }); this.controls(); this.apply(); } }, "+ another dynamics"));
     this.pairNames();
@@ -357,24 +392,46 @@ class Window {
     this.pairBox.replaceChildren(pick(0), pick(1));
   }
 
-  look() { this.send({ type: "view", ...this.shot, of: 0 }); }
+  look() { this.send({ type: "view", ...this.shot }); }
 
   // ---- pictures
 
   draw() {
-    const f = this.frame;
+    const f = this.frame, news = this.news;
     if (!f || !this.cards.length) return;
+    this.news = false;
     const now = performance.now();
     this.seen.push(now);
     while (this.seen[0] < now - 1000) this.seen.shift();
+    this.cards.forEach((card, i) => { if (f.rows[i]) card.draw(f, f.rows[i], news); });
+    if (!news) return;
     this.status.textContent = `step ${f.step.toLocaleString("en")}  ·  ${shown(Math.round(f.rate))} steps/s  ·  ${this.seen.length} frames/s`;
-    this.cards.forEach((card, i) => { if (f.rows[i]) card.draw(f, f.rows[i]); });
     this.curve(this.loss, "loss", 1, true);
     this.curve(this.accuracy, "accuracy %", 5, false);
   }
 
-  curve(canvas, title, column, log) {
-    const [pen, w, h] = fit(canvas, 0.42), box = [46, w - 8, h - 18, 16], f = this.frame;
+  // The training points, drawn once for each width and theme.
+  dots(w, h) {
+    const f = this.frame, scale = Math.min(2, window.devicePixelRatio || 1), wide = Math.round(w * scale);
+    if (this.layer && this.layer.width === wide && this.layer.of === this.points) return this.layer;
+    const layer = (this.layer = make("canvas", { width: wide, height: Math.round(h * scale) })), pen = layer.getContext("2d");
+    layer.of = this.points;
+    pen.scale(scale, scale);
+    const [left, right, low, high] = f.frame, size = Math.max(1.6, w / 160);
+    pen.lineWidth = 0.7; pen.strokeStyle = this.dark ? "#000" : "#fff";
+    for (const [x, y, c] of this.points) {
+      pen.fillStyle = CLASSES[c];
+      pen.beginPath();
+      const a = ((x - left) / (right - left)) * w, b = h - ((y - low) / (high - low)) * h;
+      if (c % 2) pen.rect(a - size, b - size, 2 * size, 2 * size); else pen.arc(a, b, 1.15 * size, 0, 7);
+      pen.fill(); pen.stroke();
+    }
+    return layer;
+  }
+
+  curve(sheet, title, column, log) {
+    if (!sheet.inView) return;
+    const [pen, w, h] = sheet.open(0.42), box = [46, w - 8, h - 18, 16], f = this.frame;
     const curves = f.rows.map((_, i) => f.at["curve" + i]).filter(Boolean);
     let low = Infinity, high = -Infinity, last = 1;
     for (const c of curves) for (let r = 0; r < c.shape[0]; r++) {
@@ -410,14 +467,16 @@ class Window {
 class Card {
   constructor(page, i) {
     this.page = page; this.i = i;
-    this.field = make("canvas", { role: "img", "aria-label": "decision field of dynamics " + (i + 1) });
-    this.plot = make("canvas", { className: "plot", role: "img", "aria-label": "instrument of dynamics " + (i + 1) });
+    this.field = new Sheet("decision field of dynamics " + (i + 1), page, 1);
+    this.plot = new Sheet("instrument of dynamics " + (i + 1), page, 0.7, "plot");
     this.scores = make("div", { className: "scores" });
     this.error = make("div", { className: "error", role: "alert" });
     this.box = make("div", {});
-    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), this.field, this.scores, this.plot, this.box, this.error);
+    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), this.field.canvas, this.scores, this.plot.canvas, this.box, this.error);
     this.fill();
   }
+
+  close() { this.field.close(); this.plot.close(); }
 
   get row() { return this.page.setting.dynamics[this.i]; }
 
@@ -513,11 +572,21 @@ class Card {
     for (const line of this.box.querySelectorAll(".reading[data-word]")) if (line.dataset.word === header.word) line.textContent = header.about ?? header.error;
   }
 
-  draw(f, row) {
-    const [pen, w, h] = fit(this.field, 1), field = f.at["field" + this.i], density = f.at["density" + this.i];
-    if (field && f.classes) this.classes(pen, w, h, f, field);
-    else if (field) this.line(pen, w, h, f, field);
-    else if (density) this.well(pen, w, h, f, density);
+  draw(f, row, news) {
+    if (this.field.inView) this.say(f);
+    if (news) this.tell(row);
+    if (this.plot.inView && (news || (this.page.frames + this.i) % 2)) this[this.page.shot.shows](f, row, news); // every second frame will do
+  }
+
+  say(f) {
+    const [pen, w, h] = this.field.open(1), all = f.at.fields, density = f.at["density" + this.i];
+    if (density) return this.well(pen, w, h, f, density);
+    if (!all || this.i >= all.shape[0]) return;
+    const size = all.length / all.shape[0], field = all.subarray(this.i * size, (this.i + 1) * size);
+    if (f.classes) this.classes(pen, w, h, f, field, all.shape.at(-1)); else this.line(pen, w, h, f, field, all.shape.at(-1));
+  }
+
+  tell(row) {
     const s = row.scores, lines = [];
     if (s[6] !== null) lines.push(`test ${mean(s[6], s[7], 1)} %, loss ${mean(s[2], s[3], 3)}`, `training ${mean(s[4], s[5], 1)} %, loss ${mean(s[0], s[1], 3)}`);
     else if (s[2] !== null) lines.push(`test loss ${mean(s[2], s[3], 4)}`, `training loss ${mean(s[0], s[1], 4)}`);
@@ -525,32 +594,29 @@ class Card {
     if (row.stopped) lines.push(`${row.stopped} replica(s) diverged and rest`);
     if (row.word) lines.push(row.word);
     if (this.told !== lines.join("\n")) { this.told = lines.join("\n"); this.scores.replaceChildren(...lines.map((line) => make("div", {}, line))); }
-    this[this.page.view](f, row);
   }
 
-  classes(pen, w, h, f, field) {
-    const { page } = this, side = field.shape[1], picture = page.pictures[this.i][0];
+  classes(pen, w, h, f, field, side) {
+    const { page } = this, { shades, pictures } = page, picture = pictures[this.i][0], pixels = picture.pixels(side), area = side * side;
+    const floor = 255 / f.classes, stretch = 255 / (255 - floor);
+    for (let row = 0, from = 0; row < side; row++) for (let i = 0, to = (side - 1 - row) * side; i < side; i++, from++, to++) {
+      const v = field[from];
+      if (f.classes === 2) pixels[to] = v < 128 ? shades[255 - 2 * v] : shades[1 + 2 * v];
+      else {
+        const edge = (i + 1 < side && field[from + 1] !== v) || (row + 1 < side && field[from + side] !== v);
+        pixels[to] = edge ? page.edge : shades[256 * v + Math.max(0, Math.round((field[area + from] - floor) * stretch))];
+      }
+    }
+    pen.drawImage(picture.shown(), 0, 0, w, h);
     if (f.classes === 2) {
-      pen.drawImage(picture.fill(side, (k) => page.shades[field[k]]), 0, 0, w, h);
-      pen.strokeStyle = page.ink; pen.lineWidth = 1.3;
+      pen.strokeStyle = page.ink; pen.lineWidth = 1;
       contour(pen, field, side, 127.5, w, h);
-    } else {
-      const ground = channels(page.dark ? "#1d2226" : "#ffffff"), area = side * side, colours = CLASSES.map(channels);
-      pen.drawImage(picture.fill(side, (k) => { const c = colours[field[k]], t = 0.75 * Math.max(0, (field[area + k] / 255 - 1 / f.classes) / (1 - 1 / f.classes)); const m = c.map((x, j) => Math.round(ground[j] * (1 - t) + x * t)); return (255 << 24) | (m[2] << 16) | (m[1] << 8) | m[0]; }), 0, 0, w, h);
     }
-    const [left, right, low, high] = f.frame, size = Math.max(1.6, w / 160);
-    pen.lineWidth = 0.7; pen.strokeStyle = page.dark ? "#000" : "#fff";
-    for (const [x, y, c] of page.points) {
-      pen.fillStyle = CLASSES[c];
-      pen.beginPath();
-      const a = ((x - left) / (right - left)) * w, b = h - ((y - low) / (high - low)) * h;
-      if (c % 2) pen.rect(a - size, b - size, 2 * size, 2 * size); else pen.arc(a, b, 1.15 * size, 0, 7);
-      pen.fill(); pen.stroke();
-    }
+    pen.drawImage(page.dots(w, h), 0, 0, w, h);
   }
 
-  line(pen, w, h, f, field) {
-    const { page } = this, [left, right, low, high] = f.frame, n = field.shape[1], X = (i) => (i / (n - 1)) * w, Y = (y) => h - ((y - low) / (high - low)) * h;
+  line(pen, w, h, f, field, n) {
+    const { page } = this, [left, right, low, high] = f.frame, X = (i) => (i / (n - 1)) * w, Y = (y) => h - ((y - low) / (high - low)) * h;
     pen.fillStyle = page.ink; pen.globalAlpha = 0.6;
     for (const [x, y] of page.points) { pen.beginPath(); pen.arc(((x - left) / (right - left)) * w, Y(y), 2.4, 0, 7); pen.fill(); }
     pen.globalAlpha = 0.22; pen.fillStyle = MINE[this.i]; pen.beginPath();
@@ -579,22 +645,25 @@ class Card {
   // ---- instruments, each on the second canvas
 
   weights(f, row) {
-    const tensors = row.tensors, [pen, w, h] = fit(this.plot, Math.min(1.6, 0.17 * tensors.length + 0.02)), each = h / tensors.length, { page } = this;
+    const tensors = row.tensors, all = f.at.histograms, [pen, w, h] = this.plot.open(Math.min(1.6, 0.17 * tensors.length + 0.02)), each = h / tensors.length, { page } = this;
+    if (!all || this.i >= all.shape[0]) return;
     pen.font = "11px system-ui"; pen.textBaseline = "top";
     tensors.forEach((tensor, k) => {
-      const counts = f.at[`histogram${this.i}.${k}`], most = Math.max(1, ...counts), top = k * each, low = top + each - 4, X = (x) => w / 2 + (x / tensor.most) * (w / 2 - 2);
-      pen.fillStyle = MINE[this.i]; pen.globalAlpha = 0.75;
-      for (let b = 0; b < counts.length; b++) { const tall = (counts[b] / most) * (each - 18); pen.fillRect((b / counts.length) * w, low - tall, w / counts.length - 0.6, tall); }
+      const at = this.i * tensors.length + k, bins = all.shape[2], counts = all.subarray(at * bins, (at + 1) * bins), range = f.at.most[at], most = Math.max(1, ...counts), top = k * each, low = top + each - 4, X = (x) => w / 2 + (x / range) * (w / 2 - 2);
+      pen.fillStyle = MINE[this.i]; pen.globalAlpha = 0.75; pen.beginPath();
+      for (let b = 0; b < bins; b++) { const tall = (counts[b] / most) * (each - 18); if (tall) pen.rect((b / bins) * w, low - tall, w / bins - 0.6, tall); }
+      pen.fill();
       pen.globalAlpha = 1; pen.fillStyle = page.ink; pen.textAlign = "left"; pen.fillText(tensor.name + (tensor.surface ? "  on " + tensor.surface : ""), 2, top + 1);
-      pen.textAlign = "right"; pen.fillText("±" + shown(+tensor.most.toPrecision(2)), w - 2, top + 1);
+      pen.textAlign = "right"; pen.fillText("±" + shown(+range.toPrecision(2)), w - 2, top + 1);
       pen.strokeStyle = page.ink; pen.globalAlpha = 0.3; pen.lineWidth = 1; pen.beginPath(); pen.moveTo(w / 2, top + 14); pen.lineTo(w / 2, low); pen.moveTo(0, low); pen.lineTo(w, low); pen.stroke(); pen.globalAlpha = 1;
       if (tensor.radius !== null) { pen.strokeStyle = page.ink; pen.lineWidth = 2; pen.setLineDash([4, 2]); pen.beginPath(); for (const r of [-tensor.radius, tensor.radius]) { pen.moveTo(X(r), top + 13); pen.lineTo(X(r), low); } pen.stroke(); pen.setLineDash([]); }
     });
   }
 
-  heat(f, row) {
+  heat(f, row, news) {
+    if (!news) return;
     const { page } = this, c = f.at["curve" + this.i], kinetic = row.parts.map((part, k) => [part, k]).filter(([part]) => part.measured !== null);
-    const [pen, w, h] = fit(this.plot, 0.85), ink = page.ink;
+    const [pen, w, h] = this.plot.open(0.85), ink = page.ink;
     if (!kinetic.length || !c || !c.shape[0]) { pen.fillStyle = ink; pen.font = "12px system-ui"; pen.fillText("no momenta: no kinetic temperature", 6, 20); return; }
     const n = c.shape[0], width = c.shape[1], last = Math.max(1, c[(n - 1) * width]), at = (r, k) => c[r * width + k], split = row.parts.some((part) => part.thermostat !== null) ? 0.6 : 1;
     let low = Infinity, high = -Infinity;
@@ -621,14 +690,19 @@ class Card {
   }
 
   trail(f, row) {
-    const { page } = this, slice = f.at["slice" + this.i], extent = f.at["extent" + this.i], trail = f.at["trail" + this.i], [pen, w, h] = fit(this.plot, 1);
-    if (!slice) { pen.fillStyle = page.ink; pen.font = "12px system-ui"; pen.fillText("choose two different weights", 6, 20); return; }
+    const { page } = this, slice = f.at["slice" + this.i], extent = f.at["extent" + this.i], trail = f.at["trail" + this.i], [pen, w, h] = this.plot.open(1);
+    if (!slice || !trail) { pen.fillStyle = page.ink; pen.font = "12px system-ui"; pen.fillText("choose two different weights", 6, 20); return; }
     const side = slice.shape[0], logs = slice.map((x) => Math.log10(Math.max(x, 1e-6) + 1e-4));
     let low = Infinity, high = -Infinity;
     for (const x of logs) if (Number.isFinite(x)) { low = Math.min(low, x); high = Math.max(high, x); }
     const ground = page.dark ? 30 : 255, reach = page.dark ? 110 : -120;
     pen.imageSmoothingEnabled = true;
-    pen.drawImage(page.pictures[this.i][1].fill(side, (k) => { const t = (logs[k] - low) / (high - low || 1), v = Math.max(0, Math.min(255, Math.round(ground + reach * t))); return (255 << 24) | (v << 16) | (v << 8) | v; }), 0, 0, w, h);
+    const picture = page.pictures[this.i][1], pixels = picture.pixels(side);
+    for (let k = 0; k < side * side; k++) {
+      const t = (logs[k] - low) / (high - low || 1), v = Math.max(0, Math.min(255, Math.round(ground + reach * t)));
+      pixels[(side - 1 - Math.floor(k / side)) * side + (k % side)] = (255 << 24) | (v << 16) | (v << 8) | v;
+    }
+    pen.drawImage(picture.shown(), 0, 0, w, h);
     pen.strokeStyle = page.ink; pen.globalAlpha = 0.35; pen.lineWidth = 0.8;
     for (let k = 1; k < 8; k++) contour(pen, logs, side, low + ((high - low) * k) / 8, w, h);
     pen.globalAlpha = 1;
@@ -646,8 +720,10 @@ class Card {
     pen.fillStyle = page.ink; pen.font = "11px system-ui"; pen.textAlign = "right"; pen.fillText(names[0], w - 4, h - 6); pen.textAlign = "left"; pen.fillText(names[1], 4, 12);
   }
 
-  network(f) {
-    const { page } = this, weights = f.at["weights" + this.i], [pen, w, h] = fit(this.plot, 1), shapes = page.names.filter(([, shape]) => shape.length === 2);
+  network(f, row, news) {
+    const { page } = this, weights = f.at["weights" + this.i];
+    if (!news && weights?.length > 400) return;
+    const [pen, w, h] = this.plot.open(1), shapes = page.names.filter(([, shape]) => shape.length === 2);
     if (!weights || !shapes.length) { pen.fillStyle = page.ink; pen.font = "12px system-ui"; pen.fillText("too many weights to draw", 6, 20); return; }
     const layers = [shapes[0][1][1], ...shapes.map(([, shape]) => shape[0])], X = (l) => 14 + (l / (layers.length - 1)) * (w - 28), Y = (l, k) => h * ((k + 0.5) / layers[l]);
     let most = 1e-9; for (const x of weights) most = Math.max(most, Math.abs(x));
