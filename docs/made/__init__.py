@@ -13,7 +13,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.logging import getLogger
 
-from made import api, links, mathematics, papers, pictures, recording
+from made import api, benchmarks, bibliography, errors, links, mathematics, papers, pictures, recording
 
 __all__ = ["MAKERS", "filled", "setup"]
 
@@ -23,6 +23,9 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "picture": pictures.picture,
     "api_by_file": api.by_file,
     "api_index": api.index,
+    "benchmarks": benchmarks.tables,
+    "bibliography": bibliography.listed,
+    "errors": errors.listed,
     "letters": api.letters,
     "papers": papers.summary,
     "studies": papers.studies,

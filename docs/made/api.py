@@ -14,6 +14,7 @@ import torch
 import tether
 from tether.engine.table import CITATIONS
 from tether.letters import LETTERS
+from tether.references import cited
 
 __all__ = [
     "by_file",
@@ -131,7 +132,12 @@ def completed(app: Any, what: str, name: str, value: Any, options: Any, lines: l
     if dataclasses.is_dataclass(value) and isinstance(value, type):
         lines += ["", *_fields(value)]
     if value in tether.methods.__dict__.values() and getattr(value, "__name__", "") in CITATIONS:
-        lines += ["", *example(value.__name__), f"*Source*: {CITATIONS[value.__name__]}", ""]
+        lines += [
+            "",
+            *example(value.__name__),
+            f"*Source*: {cited(CITATIONS[value.__name__])} (:doc:`/bibliography`).",
+            "",
+        ]
     pages = [f":doc:`/{page}`" for page in uses().get(name, ())]
     if pages:
         lines += ["", f"*Executed examples*: {', '.join(pages)}.", ""]
