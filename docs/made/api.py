@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import tether
+from tether.engine.references import cited
 from tether.engine.table import CITATIONS
 from tether.letters import LETTERS
-from tether.references import cited
 
 __all__ = [
     "by_file",
@@ -263,7 +263,7 @@ def uses() -> dict[str, list[str]]:
         if not page.startswith(("recipes/", "api/")):
             text = path.read_text(encoding="utf-8").splitlines()
             code[page] = "\n".join(line for line in text if line.startswith((">>>", "...")))
-    for path in sorted((DOCS.parent / "examples/gallery").glob("*.py")):
+    for path in sorted((DOCS.parent / "examples/gallery").glob("recipe_*.py")):
         code[f"recipes/{path.stem}"] = path.read_text(encoding="utf-8")
     found = {}
     for name, value in public().items():

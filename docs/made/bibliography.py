@@ -1,7 +1,7 @@
-"""The bibliography, from src/tether/references.bib, with the methods that follow each source."""
+"""The bibliography, from src/tether/engine/references.bib, with the methods that follow each source."""
 
+from tether.engine.references import cited, references
 from tether.engine.table import CITATIONS
-from tether.references import cited, references
 
 __all__ = ["listed"]
 

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import torch
 
 from tether.engine.given import bare
+from tether.engine.references import cited
 from tether.engine.table import CITATIONS
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.metrics.path import Path
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
-from tether.references import cited
 from tether.rhythms.metropolis import Metropolis
 from tether.rhythms.multirate import one_clock, set_clocks
 from tether.rhythms.rhythm import whole_steps

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from tether.engine.references import FILE, cited, references
 from tether.engine.table import CITATIONS
-from tether.references import FILE, cited, references
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tether.references import cited
+from tether.engine.references import cited
 from tether.words import parse
 
 __all__ = ["CITATIONS", "COLUMNS", "NEUTRAL", "table"]
