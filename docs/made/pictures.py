@@ -129,13 +129,22 @@ def surfaces() -> plt.Figure:
         return ((q[0] ** 2 + q[1] ** 2).sqrt() - 2) ** 2 + q[2] ** 2 - 0.64
 
     ring = particles(
-        lambda q: q[2], torch.tensor([2.8, 0.0, 0.0]), 300, lr=0.2, word="BAOAB", temperature=0.5, on=tether.Level(torus)
+        lambda q: q[2],
+        torch.tensor([2.8, 0.0, 0.0]),
+        300,
+        lr=0.2,
+        word="BAOAB",
+        temperature=0.5,
+        on=tether.Level(torus),
     )
     angles = torch.linspace(0, 2 * torch.pi, 60)
+    rings = ((1.0, 0.0), (0.866, 0.5), (0.866, -0.5)), ((2.8, 0.0), (2.0, 0.8), (1.2, 0.0), (2.0, -0.8))
     for i, (path, what) in enumerate(((sphere, "Sphere(slack=False)"), (ring, "Level(torus)"))):
         axis = figure.add_subplot(1, 3, i + 1, projection="3d")
         axis.plot(*path.T.numpy(), lw=0.6, color=COLOURS[i])
-        for r, z in ((2.8, 0.0), (2.0, 0.8), (1.2, 0.0), (2.0, -0.8)) if i else ((1.0, 0.0), (0.866, 0.5), (0.866, -0.5)):
+        for r, z in (
+            ((2.8, 0.0), (2.0, 0.8), (1.2, 0.0), (2.0, -0.8)) if i else ((1.0, 0.0), (0.866, 0.5), (0.866, -0.5))
+        ):
             axis.plot(r * angles.cos(), r * angles.sin(), z, color="0.7", lw=0.5)
         axis.set_box_aspect((1, 1, 0.35 if i else 1))
         axis.set(title=what, xticks=[], yticks=[], zticks=[])
@@ -186,7 +195,10 @@ def rhythms() -> plt.Figure:
     for i, (axis, (name, fields)) in enumerate(zip(axes, rows.items(), strict=True)):
         q, fast = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(1))  # some part moves at every step
         rows_of = [tether.Part("q", **fields), tether.Part("fast")]
-        opt, seen = tether.Optimizer([("q", q), ("fast", fast)], rows_of, lr=0.02, word="MS", friction=0.7), [q.detach().clone()]
+        opt, seen = (
+            tether.Optimizer([("q", q), ("fast", fast)], rows_of, lr=0.02, word="MS", friction=0.7),
+            [q.detach().clone()],
+        )
         for _ in range(25):
             opt.zero_grad()
             ((q**2).sum() + fast.sum()).backward()
