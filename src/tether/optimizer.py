@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +42,7 @@ OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", 
 
 @lru_cache
 def untraced() -> Callable[..., Any]:
-    """The step as Python runs it, never traced by torch.compile; made late, since this loads torch._dynamo."""
+    """The step as Python runs it, never traced by torch.compile."""
     return torch.compiler.disable(_move)
 
 
@@ -168,7 +170,8 @@ class Optimizer(torch.optim.Optimizer):
         group["metric"] = None if metric is None else repr(metric)
         if others:
             group["step"], group["stopped"] = others[0]["step"], others[0]["stopped"]
-        super().add_param_group(group)
+        # as super().add_param_group, without torch's wrapper around it, which loads torch._dynamo: a second or two
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, group)
         added = self.param_groups.pop()
         give_back(left_waiting(added["params"]))
         names, self.lanes = admitted(self, added, surface)
@@ -228,7 +231,8 @@ class Optimizer(torch.optim.Optimizer):
         before = torch.is_grad_enabled()
         try:  # by C calls, not by torch.no_grad: an interrupt inside its Python would leave gradients switched off
             torch._C._set_grad_enabled(False)
-            return untraced()(self, closure)
+            # nothing is traced before torch._dynamo is loaded, which takes a second or two
+            return (untraced() if "torch._dynamo" in sys.modules else _move)(self, closure)
         finally:
             torch._C._set_grad_enabled(before)
 

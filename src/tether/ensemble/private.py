@@ -27,6 +27,11 @@ _open = 0  # the number of open streams in all threads
 class _Stream(TorchDispatchMode):
     """A dispatch mode that passes its own generators to random operations. Torch applies it to this thread only."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped for torch.compile, which would import all of it: a second or two for the first network."""
+        return False
+
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.number = seed

@@ -129,7 +129,7 @@ def serve(port: int = 0, browser: bool = True) -> int:
     address = f"http://127.0.0.1:{port}/"
     print(f"tether explore: {address}  (Ctrl-C ends it)", flush=True)
     if browser:
-        threading.Timer(0.5, webbrowser.open, [address]).start()
+        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     sys.setswitchinterval(SWITCH)
     torch.set_num_threads(1)
     studio = Studio()

@@ -93,7 +93,7 @@ def paint() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed by mistake goes to the terminal, not among the frames
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    out.write(READY)
-    out.flush()
     with suppress(BrokenPipeError):  # nobody waits for the frame any more
+        out.write(READY)
+        out.flush()
         work(sys.stdin.buffer, out)
