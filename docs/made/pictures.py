@@ -138,7 +138,6 @@ def surfaces() -> plt.Figure:
         on=tether.Level(torus),
     )
     angles = torch.linspace(0, 2 * torch.pi, 60)
-    rings = ((1.0, 0.0), (0.866, 0.5), (0.866, -0.5)), ((2.8, 0.0), (2.0, 0.8), (1.2, 0.0), (2.0, -0.8))
     for i, (path, what) in enumerate(((sphere, "Sphere(slack=False)"), (ring, "Level(torus)"))):
         axis = figure.add_subplot(1, 3, i + 1, projection="3d")
         axis.plot(*path.T.numpy(), lw=0.6, color=COLOURS[i])
