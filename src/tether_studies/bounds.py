@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import nn
 import tether
 from tether_studies.drawing import draw_means, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, study
-from tether_studies.judges import every, less, near, plus_minus, yes
+from tether_studies.judges import HELD, Judgement, every, less, near, plus_minus, yes
 from tether_studies.planar import each
 
 STEEPEST = 1 / 4  # the largest φ′², at z = 1; and |φ″| ≤ 1, at 0
@@ -62,11 +62,17 @@ class Bounds(Experiment):
     (5.6) a network of equal layers is trained, full and multirate by turns.
 
     The thesis has no experiment. f(θ*) is the lowest value that descent with all points finds from many starts: it is
-    f(θ*) or more, so the bounds are no larger than the theorems'. The step sizes are those at which a step along the
-    gradient of one point does not overshoot, h max|aᵢ|² < 2. The theorems allow larger ones, which tell nothing about
-    them: θ then leaves the minima, and far away the slope of φ vanishes. In (5.6) the final layers are the fast ones.
-    It counts the backward pass of every layer as one; autograd spares the first layer that it reaches the gradient of
-    its input, about half of its cost, so that k (2L − 1)/(2L − 1 + (k − 1)(2ℓ − 1)) is the ratio to expect.
+    f(θ*) or more, so the bounds are no larger than the theorems'. The step sizes were chosen after a scan of h from
+    0.001 to 0.16, as those at which smaller h and smaller k come closer to a critical point. At larger steps both
+    trends reverse. In a first trial with h from 0.05 to 0.4 (8 runs, 1,000 steps) ‖∇f‖² at h = 0.4 was 0.073 with k = 1
+    and 0.020 with k = 10: the slope of φ vanishes far away, so that a θ thrown out of the minima has a small gradient.
+    At the upper end of the range, where h max|aᵢ|² = 4hM = 2.02, the trends already end: with eight layers ‖∇f‖² no
+    longer rises from k = 5 to 10 at h = 0.04, nor from h = 0.02 to 0.04 with k = 10. The theorems bound the mean of
+    ‖∇f‖² at every h. That the bound falls with h and k does not say that the mean does, and the thesis does not claim
+    it there. The two claims on trends are those of the chosen range alone; each compares all neighbouring values, with
+    all layers. In (5.6) the final layers are the fast ones. It counts the backward pass of every layer as one; autograd
+    spares the first layer that it reaches the gradient of its input, about half of its cost, so that k (2L − 1)/(2L − 1
+    + (k − 1)(2ℓ − 1)) is the ratio to expect.
     """
 
     says = """
@@ -191,14 +197,38 @@ class Bounds(Experiment):
         for factor in (2.0, 1.0):
             limits = {h: plain_bound(start, h, T, float(known["L"]), float(known["M"]), factor) for h in self.rates}
             yield self.below({(self.layers[0], 1, h): (one["mean"][i], limits[h]) for i, h in enumerate(self.rates)})
-        late = {k: results["layers", self.layers[0], k]["late"] for k in self.ks}
-        both = [f"k = {k}: {', '.join(f'{x.mean():.2g}' for x in late[k])}" for k in (self.ks[0], self.ks[-1])]
-        ends = {f"k = {k}": less(x[0], x[-1]) for k, x in late.items()}
-        yield f"‖∇f‖² in the second half, h = {self.rates}: {'; '.join(both)}", every(ends)
-        k = self.ks[-1]
-        said = ", ".join(f"{x[-1].mean():.2g} with k = {k}" for k, x in late.items())
-        yield f"h = {self.rates[-1]}: {said}", less(late[1][-1], late[k][-1])
+        yield from self.trends(results)
         yield self.clocked(results["times"])
+
+    def trends(self, results: Results) -> Found:
+        """Does ‖∇f‖² of the second half rise from every h to the next, and from every k to the next?"""
+        late = {
+            (layers, k, h): results["layers", layers, k]["late"][i]
+            for layers, k in product(self.layers, self.ks)
+            for i, h in enumerate(self.rates)
+        }
+        first, ends = self.layers[0], (self.ks[0], self.ks[-1])
+        both = [f"k = {k}: {', '.join(f'{late[first, k, h].mean():.2g}' for h in self.rates)}" for k in ends]
+        rising = {
+            f"{layers} layers, k = {k}, h = {a} and {b}": less(late[layers, k, a], late[layers, k, b])
+            for layers, k, (a, b) in product(self.layers, self.ks, pairwise(self.rates))
+        }
+        said = f"‖∇f‖² in the second half, {first} layers, h = {self.rates}: {'; '.join(both)}"
+        yield self.pairs(said, rising)
+        h = self.rates[-1]
+        rising = {
+            f"{layers} layers, h = {h}, k = {a} and {b}": less(late[layers, a, h], late[layers, b, h])
+            for layers, h, (a, b) in product(self.layers, self.rates, pairwise(self.ks))
+        }
+        said = ", ".join(f"{late[first, k, h].mean():.2g} with k = {k}" for k in self.ks)
+        yield self.pairs(f"{first} layers, h = {h}: {said}", rising)
+
+    def pairs(self, said: str, rising: dict[str, Judgement]) -> tuple[str, Judgement]:
+        """All neighbours judged together; those that do not rise are named."""
+        other = {name: one for name, one in rising.items() if one.verdict != HELD}
+        held = f"{len(rising) - len(other)} of {len(rising)} neighbouring pairs held"
+        evidence = f"{held}; {every(other).evidence}" if other else held
+        return f"{said}; {held}", every(rising)._replace(evidence=evidence)
 
     def below(self, cells: dict[Any, tuple[np.ndarray, float]]) -> tuple[str, Any]:
         """Is the mean of every cell, with three standard errors, below its bound?"""

@@ -99,3 +99,15 @@ def test_multirate_descent_of_the_study_is_algorithm_5_1_by_hand():
         slow = gradient[:, :half] if t % 5 == 0 else slow
         θ = θ - h * torch.cat((slow, gradient[:, half:]), 1)
     torch.testing.assert_close(found["mean"], torch.stack(squares).mean(0).view(2, 2), rtol=1e-4, atol=1e-6)
+
+
+def test_trends_are_judged_between_all_neighbours():
+    """‖∇f‖² rises from the first h to the last, and from the first k to the last, but not from 2 to 5."""
+    study = find("theorem-5").at("default", runs=4, layers=(2,), ks=(1, 2, 5))
+    level, runs = {1: 1.0, 2: 3.0, 5: 2.0}, torch.tensor([0.0, 0.01, 0.02, 0.03])
+    late = {k: torch.stack([level[k] + 0.1 * i + (1 + i) * (1 + k) * runs for i in range(4)]).numpy() for k in level}
+    (steps, first), (rare, second) = study.trends({("layers", 2, k): {"late": late[k]} for k in level})
+    assert (first.verdict, second.verdict) == ("held", "not held")
+    assert steps.endswith("9 of 9 neighbouring pairs held")
+    assert rare.endswith("4 of 8 neighbouring pairs held")
+    assert second.evidence.count("k = 2 and 5") == 4
