@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit docs sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded bench-explore weights finetune format clean
+.PHONY: setup demo test lint types unit docs release-check sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded bench-explore weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -39,6 +39,10 @@ unit: setup
 docs: setup
 	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
 	@echo "open build/docs/index.html"
+
+# sdist and wheel, each installed in a clean venv outside the clone and tried there, with and without a compiler.
+release-check: setup
+	.ci/release_check $(abspath $(BIN)/python)
 
 # The tests that use the compiled kernel, with a build of it that checks every address and every operation.
 # libstdc++ beside libasan, which otherwise does not find how torch throws exceptions.

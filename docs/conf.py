@@ -1,7 +1,10 @@
 """The site: `make docs` builds it into build/docs. docs/made holds what is made from the code and its results."""
 
+import os
 import sys
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the recipes are many small tensors: before torch is imported
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

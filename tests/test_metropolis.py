@@ -1,7 +1,7 @@
 """Proposals: what a step tests, what a rejection leaves behind, and what is refused."""
 
 import copy
-from math import inf, nan
+from math import inf, nan, tanh
 
 import pytest
 import torch
@@ -302,6 +302,50 @@ def test_a_closure_must_return_an_energy_for_each_replica():
         opt.step(lambda: closure_of(net, opt)().sum())
     with pytest.raises(ValueError, match=r"returned 0 numbers"):
         opt.step(lambda: print(closure_of(net, opt)()))
+    with pytest.raises(ValueError, match=r"returned complex numbers"):
+        opt.step(lambda: closure_of(net, opt)() + 0j)
+    with pytest.raises(ValueError, match=r"returned dict; .* return losses"):
+        opt.step(lambda: {"loss": closure_of(net, opt)()})
+
+
+def test_an_energy_that_is_a_python_number_keeps_its_digits():
+    ends = []
+    for number in (float, torch.Tensor.detach):
+        x = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        opt = methods.hmc([("x", x)], lr=1.4, steps=2)
+
+        def closure(x=x, opt=opt, number=number):
+            opt.zero_grad()
+            energy = 1e9 + x.square().sum() / 2
+            energy.backward()
+            return number(energy.detach())
+
+        for _ in range(12):
+            opt.step(closure)
+        ends.append((x.detach(), opt.acceptance))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert 0 < ends[0][1] < 1
+
+
+@pytest.mark.parametrize(("on", "many"), [(Orthogonal(), 200), (Level(lambda w: w.square().sum() - 1), 8)])
+def test_in_bfloat16_the_start_is_off_the_surface_and_proposals_are_accepted_all_the_same(on, many):
+    """von Mises–Fisher with κ = 2 on the sphere, as matrices of one column: ⟨x⟩ = coth 2 − 1/2, within 4 s.e."""
+    x = nn.Parameter(torch.randn(many, 3, 1, generator=torch.Generator().manual_seed(0)).bfloat16())
+    fields = {"word": "OBAB", "friction": inf, "temperature": 1.0, "rhythm": Metropolis(8), "batch_dims": 1}
+    opt = Optimizer([("x", x)], on=on, lr=0.15, **fields)
+
+    def closure():
+        opt.zero_grad()
+        energies = -2 * x[:, 0, 0].float()
+        energies.sum().backward()
+        return energies.detach()
+
+    for _ in range(5 if many > 100 else 1):
+        opt.step(closure)
+    assert opt.acceptance.mean() > 0.9
+    assert opt.violation().max() < 0.02
+    found = x.detach()[:, 0, 0].double()
+    assert abs(found.mean() - (1 / tanh(2) - 0.5)) < 4 * found.std() / many**0.5
 
 
 def test_the_same_parameters_must_have_gradients_all_along():

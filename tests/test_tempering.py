@@ -140,10 +140,26 @@ def test_what_is_refused():
         tether.exchange(opt, torch.zeros(3))
     with pytest.raises(ValueError, match="exchange is for replicas"):
         tether.exchange(methods.hmc(nn.Linear(2, 2), lr=0.1), 0.0)
-    with pytest.raises(ValueError, match="two or more positive numbers"):
-        tether.temper(opt, torch.zeros(2), [1.0], [0.0])
+    for energies in (None, "two", [1.0, float("inf")], torch.zeros(2) + 1j):
+        with pytest.raises(ValueError, match=r"must be 2 finite number"):
+            tether.exchange(opt, energies)
+    for ladder in ([1.0], [1.0, 1.0], [1.0, float("inf")], [1.0, -2.0], "ab"):
+        with pytest.raises(ValueError, match="two or more different positive numbers"):
+            tether.temper(opt, torch.zeros(2), ladder, [0.0] * len(ladder))
+    for weights in ([0.0], [0.0, float("nan")], None):
+        with pytest.raises(ValueError, match=r"weights=.* must be 2 finite numbers, one for each temperature"):
+            tether.temper(opt, torch.zeros(2), [1.0, 2.0], weights)
+    with pytest.raises(ValueError, match=r"energies=.* must be 3 finite numbers"):
+        tether.tempering_weights([1.0, 2.0, 3.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="temperature=1 is not one of the ladder"):
         tether.temper(opt, torch.zeros(2), [0.5, 2.0], [0.0, 0.0])
     with pytest.raises(ValueError, match="must be positive"):
         tether.exchange(chains(2, 0.0)[1], torch.zeros(2))
     assert torch.equal(x, torch.ones(2, 1, dtype=torch.float64))
+
+
+def test_a_single_replica_has_nobody_to_exchange_with():
+    _, opt, closure = chains(1, 1.0)
+    for _ in range(4):  # pairs begin at the first or at the second one, by chance
+        opt.step(closure)
+        assert tether.exchange(opt, closure()).tolist() == [0]

@@ -1,6 +1,7 @@
 """What the site makes from the code and its results, so that no page is a copy.
 
-A line `<!-- made: NAME ARGUMENTS -->` of a page is replaced by the Markdown that `MAKERS[NAME](ARGUMENTS)` returns.
+A line `<!-- made: NAME ARGUMENTS -->` of a page is replaced by what `MAKERS[NAME](ARGUMENTS)` returns; in pages of
+reStructuredText, which are the recipes, the line is `.. made: NAME ARGUMENTS`.
 """
 
 import re
@@ -12,19 +13,25 @@ from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.logging import getLogger
 
-from made import api, links, mathematics, pictures
+from made import api, benchmarks, bibliography, errors, links, mathematics, papers, pictures, recording
 
 __all__ = ["MAKERS", "filled", "setup"]
 
 MAKERS: dict[str, Callable[[str], str]] = {
+    "animation": recording.animation,
     "api": api.listed,
     "picture": pictures.picture,
     "api_by_file": api.by_file,
     "api_index": api.index,
+    "benchmarks": benchmarks.tables,
+    "bibliography": bibliography.listed,
+    "errors": errors.listed,
     "letters": api.letters,
+    "papers": papers.summary,
+    "studies": papers.studies,
 }
 LOG = getLogger(__name__)
-MARK = re.compile(r"^<!-- made: (\w+) ?(.*?) -->$", re.MULTILINE)
+MARK = re.compile(r"^(?:<!--|\.\.) made: (\w+) ?(.*?)(?: -->)?$", re.MULTILINE)
 
 
 def filled(text: str) -> str:

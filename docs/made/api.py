@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import tether
+from tether.engine.references import cited
 from tether.engine.table import CITATIONS
 from tether.letters import LETTERS
 
@@ -131,7 +132,12 @@ def completed(app: Any, what: str, name: str, value: Any, options: Any, lines: l
     if dataclasses.is_dataclass(value) and isinstance(value, type):
         lines += ["", *_fields(value)]
     if value in tether.methods.__dict__.values() and getattr(value, "__name__", "") in CITATIONS:
-        lines += ["", *example(value.__name__), f"*Source*: {CITATIONS[value.__name__]}", ""]
+        lines += [
+            "",
+            *example(value.__name__),
+            f"*Source*: {cited(CITATIONS[value.__name__])} (:doc:`/bibliography`).",
+            "",
+        ]
     pages = [f":doc:`/{page}`" for page in uses().get(name, ())]
     if pages:
         lines += ["", f"*Executed examples*: {', '.join(pages)}.", ""]
@@ -257,7 +263,7 @@ def uses() -> dict[str, list[str]]:
         if not page.startswith(("recipes/", "api/")):
             text = path.read_text(encoding="utf-8").splitlines()
             code[page] = "\n".join(line for line in text if line.startswith((">>>", "...")))
-    for path in sorted((DOCS.parent / "examples/gallery").glob("*.py")):
+    for path in sorted((DOCS.parent / "examples/gallery").glob("recipe_*.py")):
         code[f"recipes/{path.stem}"] = path.read_text(encoding="utf-8")
     found = {}
     for name, value in public().items():

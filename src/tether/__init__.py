@@ -62,4 +62,4 @@ __all__ = [
     "train",
     "words",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"

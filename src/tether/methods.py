@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from tether.engine.given import bare
+from tether.engine.references import cited
 from tether.engine.table import CITATIONS
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
@@ -53,25 +54,13 @@ __all__ = [
     "sphere_cola_ud",
 ]
 
-PARTITIONED = (
-    "B. Leimkuhler, C. Matthews, T. Vlaar. Partitioned integrators for thermodynamic parameterization of neural "
-    "networks. Foundations of Data Science 1 (2019)"
-)
-CONSTRAINED = (
-    "B. Leimkuhler, T. Vlaar, T. Pouchon, A. Storkey. Better training using weight-constrained stochastic dynamics. "
-    "ICML 2021"
-)
-PATHS = (
-    "B. Neyshabur, R. Salakhutdinov, N. Srebro. Path-SGD: path-normalized optimization in deep neural networks. "
-    "NeurIPS 2015"
-)
-MULTIRATE = "T. Vlaar, B. Leimkuhler. Multirate training of neural networks. ICML 2022"
+PARTITIONED, CONSTRAINED, PATHS, MULTIRATE = "leimkuhler2019", "leimkuhler2021", "neyshabur2015", "vlaar2022multirate"
 
 Method = TypeVar("Method", bound=Callable[..., Optimizer])
 
 
 def cites(source: str, parameters: bool = False) -> Callable[[Method], Method]:
-    """Record the source of a method. Without ``parameters=True`` the method accepts modules only."""
+    """Record the source of a method, a key of references.bib. Without ``parameters=True`` it accepts modules only."""
 
     def note(method: Method) -> Method:
         name = method.__name__
@@ -102,13 +91,10 @@ def cites(source: str, parameters: bool = False) -> Callable[[Method], Method]:
 
 def citation(method: str) -> str:
     """The source of a method, by its name."""
-    return CITATIONS[method]
+    return cited(CITATIONS[method])
 
 
-@cites(
-    "H. Robbins, S. Monro. A stochastic approximation method. Annals of Mathematical Statistics 22 (1951)",
-    parameters=True,
-)
+@cites("robbins1951", parameters=True)
 def sgd(model: torch.nn.Module, lr: float = 0.1, **options: Any) -> Optimizer:
     """Gradient descent: θ ← θ − h g, equal to ``torch.optim.SGD`` bit for bit.
 
@@ -118,7 +104,7 @@ def sgd(model: torch.nn.Module, lr: float = 0.1, **options: Any) -> Optimizer:
     return Optimizer(model, lr=lr, word="X", temperature=0.0, **options)
 
 
-@cites("M. Welling, Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML 2011", parameters=True)
+@cites("welling2011", parameters=True)
 def sgld(
     model: torch.nn.Module,
     lr: float = 0.1,
@@ -138,11 +124,7 @@ def sgld(
     return Optimizer(model, lr=lr, word="X", temperature=temperature, **options)
 
 
-@cites(
-    "B. Leimkuhler, C. Matthews. Rational construction of stochastic numerical methods for molecular sampling. "
-    "Applied Mathematics Research eXpress 2013",
-    parameters=True,
-)
+@cites("leimkuhler2013", parameters=True)
 def langevin(
     model: torch.nn.Module,
     lr: float = 0.1,
@@ -155,10 +137,7 @@ def langevin(
     return Optimizer(model, lr=lr, word=word, friction=friction, temperature=temperature, **options)
 
 
-@cites(
-    "S. Duane, A. D. Kennedy, B. J. Pendleton, D. Roweth. Hybrid Monte Carlo. Physics Letters B 195 (1987)",
-    parameters=True,
-)
+@cites("duane1987", parameters=True)
 def hmc(
     model: torch.nn.Module,
     lr: float = 0.1,
@@ -180,11 +159,7 @@ def hmc(
     return _tested(model, on, "OBAB", lr=lr, temperature=temperature, friction=inf, rhythm=Metropolis(steps), **options)
 
 
-@cites(
-    "G. O. Roberts, R. L. Tweedie. Exponential convergence of Langevin distributions and their discrete "
-    "approximations. Bernoulli 2 (1996)",
-    parameters=True,
-)
+@cites("roberts1996", parameters=True)
 def mala(
     model: torch.nn.Module,
     lr: float = 0.01,
@@ -281,10 +256,7 @@ def dhsgd_contractive(
     return Optimizer(model, parts, lr=lr, **options)
 
 
-@cites(
-    "A. Jones, B. Leimkuhler. Adaptive stochastic methods for sampling driven molecular systems. "
-    "Journal of Chemical Physics 135 (2011)"
-)
+@cites("jones2011")
 def adaptive_langevin(
     model: torch.nn.Module,
     lr: float = 0.1,

@@ -36,6 +36,13 @@ ALL, FEWER, STILL, DEEPER, UNNORMED = "base", "fewer pictures", "no augmentation
 BOTH, BRIGHTER, SLOW = "fewer pictures, no augmentation", "more augmentation", "h = 0.01"
 GROUPS = ("convolutions", "BatchNorm weights", "running statistics")  # of the third block
 THIRD = "B3"
+PUBLISHED = {  # accuracies in Table 6.2, and their ±
+    SLOW_LOW: (91.8, 0.2),
+    SLOW_HIGH: (90.1, 0.2),
+    BARE_LOW: (91.5, 0.2),
+    BARE_HIGH: (90.1, 0.3),
+    "decay 0": (90.1, 0.4),
+}
 
 
 def unreliable(found: dict[str, Results]) -> tuple[str, Judgement]:
@@ -205,7 +212,8 @@ class Influences(Cases):
         for title, names in (("weight decay (6.7)", decays), ("fixed step size (6.8)", rates)):
             groups[title] = {label: found[name]["losses"] for label, name in names.items()}
         groups["third block (6.18)"] = {x: found[ALL][f"{x}: losses"] for x in (THIRD, *GROUPS)}
-        return {"influences": drawing.lines(groups, 4, mean=True)[0]}
+        accuracies = drawing.beside(PUBLISHED, ACCURACY.of(found, PUBLISHED), ACCURACY.name)
+        return {"influences": drawing.lines(groups, 4, mean=True)[0], "accuracies": accuracies}
 
 
 def against(found: dict[str, Results], name: str, other: str, blocks: Any = CONVOLUTIONAL) -> str:

@@ -235,9 +235,9 @@ class SubsetsOfWords(Reading):
     """
     columns = (LEAST, at_end("validation", "at the end", 3))
     caption = "{tokens:,} tokens, {epochs} epochs, k = {k}; {runs} runs"
-    runs: int = at(3, quick=2, long=10, full=10)
-    epochs: int = at(30, quick=3, long=40, full=200)
-    tokens: int = at(10_000, quick=3000, long=300_000, full=3_000_000)  # to train on
+    runs: int = at(3, quick=2, long=16, full=10)
+    epochs: int = at(30, quick=3, full=200)
+    tokens: int = at(10_000, quick=3000, full=3_000_000)  # to train on
     validation: int = at(5000, quick=700, full=300_000)
     words: int | None = at(1000, quick=100, full=None)  # the most common; the others are unknown
     width: int = at(64, quick=8, full=200)  # of the embedding
@@ -245,8 +245,8 @@ class SubsetsOfWords(Reading):
     length: int = 35  # how many words of a row
     lr: float = 0.1
     momentum: float = 0.9
-    dropouts: tuple[float, ...] = at((0.1, 0.3), long=(0.1, 0.2, 0.3, 0.5), full=(0.1, 0.2, 0.3, 0.5))
-    shares: tuple[float, ...] = at((0.1, 0.3), long=(0.1, 0.2, 0.3, 0.5), full=(0.1, 0.2, 0.3, 0.5))  # asleep
+    dropouts: tuple[float, ...] = at((0.1, 0.3), full=(0.1, 0.2, 0.3, 0.5))
+    shares: tuple[float, ...] = at((0.1, 0.3), long=(0.05, 0.1, 0.2, 0.3), full=(0.1, 0.2, 0.3, 0.5))  # asleep
     k: int = 5
 
     def run(self, lab: Lab) -> Results:

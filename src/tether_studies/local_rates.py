@@ -128,7 +128,7 @@ class LocalRates(Experiment):
     back: int = at(200, quick=5)  # steps, at the most, over which a rate is measured
     small_runs: int = at(40, quick=4, full=200)
     small_steps: int = at(50_000, quick=20)
-    scale: float = 0.01  # of small starts; 0.5 with decay
+    spread: float = 0.01  # of small starts; 0.5 with decay
     sharp: tuple[float, ...] = at((1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), quick=(1.0, 10.0))
 
     def run(self, lab: Lab) -> Results:
@@ -214,7 +214,7 @@ class LocalRates(Experiment):
         x = torch.tensor([[-1.5], [-0.5], [0.5], [1.5]], dtype=torch.float64)
         y = torch.tensor([[1.0], [-1.0], [0.0], [1.0]], dtype=torch.float64)
         found: Results = {}
-        for name, scale, decay in (("small", self.scale, 0.0), ("decayed", 0.5, 1e-4)):
+        for name, scale, decay in (("small", self.spread, 0.0), ("decayed", 0.5, 1e-4)):
             torch.manual_seed(seed)
             shapes = {"W": 10, "b": 10, "V": 10, "c": 1}  # networks side by side
             net = nn.ParameterDict(

@@ -29,6 +29,12 @@ PRETRAINED, RANDOM = "pre-trained", "random labels, no decay"
 TOP, BEFORE, AFTER = "top", "before the top", "after the top"
 PARTIAL = {block: f"trained but {block}" for block in CONVOLUTIONAL}
 STARTS = [BASE, PLAIN, PRETRAINED, RANDOM, TOP, BEFORE, AFTER, *PARTIAL.values()]
+PUBLISHED = {  # accuracies in Table 6.3, and their ±
+    PLAIN: (90.01, 0.39),
+    BEFORE: (91.05, 0.21),
+    TOP: (91.12, 0.18),
+    AFTER: (90.85, 0.17),
+}
 KEYS = ("losses", "accuracy", "distance")
 KNOWN = 99.9  # per cent of random labels that are as good as all
 BARRED = 0.02  # the least height of a barrier, as a fraction of the largest loss on the line
@@ -228,7 +234,9 @@ class OtherStarts(Starts):
         groups = {
             title: {name: found[name]["losses"] for name in names if name in found} for title, names in shown.items()
         }
-        return {"starts": drawing.lines(groups, 3, mean=True)[0]}
+        printed = {name: both for name, both in PUBLISHED.items() if name in found}
+        accuracies = drawing.beside(printed, ACCURACY.of(found, printed), ACCURACY.name)
+        return {"starts": drawing.lines(groups, 3, mean=True)[0], "accuracies": accuracies}
 
 
 SCRATCH = "scratch"

@@ -216,7 +216,7 @@ class OverTime(Experiment):
                 for i, colour in enumerate(("#14532d", "#3f9b5f", "#f2c14e")):
                     style = {"color": colour, "alpha": 0.6, "label": f"step {self.times[i]:,}"}
                     histogram(axis, found[kind][i], 2.0, 80, logarithmic=True, **style)
-                if line is panels[0]:
+                if line[0] is panels[0, 0]:
                     axis.set_title(name, fontsize=10)
             line[0].set_ylabel(f"{turns} turns, {kind}", fontsize=9)
         title = "value; beyond ±2 in the outermost bins"

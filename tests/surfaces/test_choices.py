@@ -81,6 +81,8 @@ def test_settings_that_matter_are_in_the_name_and_others_are_refused():
     for make, match in (
         (lambda: Level(torus, along="middle"), "along='middle' must be 'start'"),
         (lambda: Level(torus, scheme="verlet"), "scheme='verlet' must be 'rattle' or 'shake'"),
+        (lambda: Level(torus, tolerance=-1.0), "tolerance=-1.0 must be finite and > 0"),
+        (lambda: Level(torus, iterations=0), "iterations=0 must be 1 or more"),
         (lambda: Circle(1.0, projection="skew"), "projection='skew' must be"),
         (lambda: Orthogonal(fixed=0), "fixed=0 must be a number of iterations"),
         (lambda: Orthogonal(fixed=2, tolerance=1e-3), "leave one of them out"),
@@ -237,6 +239,9 @@ def test_the_penalty_of_a_module_by_glob_and_of_replicas():
     for bad, match in ((lambda: tether.soft(3, 1.0), "is not a function"), (lambda: tether.soft(excess, -1.0), "≥ 0")):
         with pytest.raises((TypeError, ValueError), match=match):
             bad()
+    for wrong, kind in ((lambda w: 1.0, "float"), (lambda w: w > 0, "torch.bool")):
+        with pytest.raises(TypeError, match=f"g returned {kind}; it must return a tensor of real constraints"):
+            tether.soft(wrong, 1.0)(torch.ones(2))
     with pytest.raises(ValueError, match=r"'head\.\*' matches no parameter"):
         tether.soft(excess, 1.0, where="head.*")(net)
 

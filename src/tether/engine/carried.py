@@ -44,6 +44,7 @@ class Carried:
         self.force: torch.Tensor | None = None  # the gradient along Σ, while it holds
         self.loose = False  # have momenta a part across Σ that the next drift will absorb?
         self.astray: torch.Tensor | None = None  # which tensors would not come back, if that is watched
+        self.near = 0.0  # how close to its start a tensor must come back, over its size
 
     def update(self, symbol: str, terms: Terms, draw: int) -> None:
         """θ or p ← a sum."""
@@ -76,15 +77,17 @@ class Carried:
         x, m = self.surface.drift(x, m, h)
         return x, m if self.astray is None or not self.surface.absorbs else self.surface.tangent(x, m)
 
-    def watch(self) -> None:
-        """Run every drift back, too."""
+    def watch(self, rounding: float) -> None:
+        """Run every drift back, too; parameters are rounded by this much."""
         self.astray = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
+        self.near = rounding**0.5
 
     def strays(self, x: torch.Tensor, m: torch.Tensor, h: Any) -> torch.Tensor:
         """Which tensors does the drift with −p not take back to the point and to the momenta they came from?
 
         The point alone is not enough: a projection by another root may return to it with other momenta. Both are
-        compared as lengths, hp and q, up to the square root of the rounding error.
+        compared as lengths, hp and q, up to the square root of the parameters' rounding error: in bfloat16 the start
+        itself is off Σ by that error.
         """
         assert self.m is not None
         surface = self.surface
@@ -93,7 +96,7 @@ class Carried:
         off = [surface.embed(back) - surface.embed(x), h * surface.vector(back, turned) + path]
         size = surface.embed(x).flatten(1).abs().amax(1) + path.flatten(1).abs().amax(1)
         worst = torch.stack([d.flatten(1).abs().amax(1) for d in off]).amax(0)
-        return ~(worst <= torch.finfo(x.dtype).eps ** 0.5 * size)
+        return ~(worst <= self.near * size)
 
     def arrive(self, point: torch.Tensor) -> None:
         """The step led to a point near Σ."""

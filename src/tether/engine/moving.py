@@ -198,7 +198,7 @@ class Moving(Stack):
     def watch(self) -> None:
         """Run every drift of this step back, too, and note which tensors do not return; geodesics always do."""
         if self.live and not self.surface.reversible:
-            self.by_maps().watch()
+            self.by_maps().watch(torch.finfo(self.params[0].dtype).eps)
             self.watched = True
 
     @property

@@ -180,15 +180,18 @@ def legs_of(row: Row) -> Any:
 
 def energies(opt: Optimizer, loss: Any) -> torch.Tensor:
     """What a closure has returned, as one energy for each replica."""
-    found = torch.as_tensor([] if loss is None else loss).detach().to("cpu", torch.float64).flatten()
+    try:
+        numbers = [] if loss is None else loss
+        found = numbers.detach() if isinstance(numbers, torch.Tensor) else torch.as_tensor(numbers, dtype=torch.float64)
+        told = f"{found.numel()} numbers" if not found.is_complex() else "complex numbers"
+    except (TypeError, ValueError, RuntimeError):
+        found, told = torch.empty(0), type(loss).__name__
     n = opt.lanes.rows
-    if len(found) != n:
+    if found.numel() != n or found.is_complex():
         what = f"one energy for each of the {n} replicas" if opt.replicas else "one number, the whole loss"
         fix = "losses.sum().backward() and return losses" if opt.replicas else "loss.backward() and return loss"
-        raise ValueError(
-            f"the closure returned {len(found)} numbers; a proposal is accepted by {what}: let the closure call {fix}"
-        )
-    return found
+        raise ValueError(f"the closure returned {told}; a proposal is accepted by {what}: let the closure call {fix}")
+    return found.to("cpu", torch.float64).flatten()
 
 
 def unusable(opt: Optimizer, start: torch.Tensor, resting: Sequence[int]) -> list[int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tether.engine.references import cited
 from tether.words import parse
 
 __all__ = ["CITATIONS", "COLUMNS", "NEUTRAL", "table"]
 
-CITATIONS: dict[str, str] = {}  # the sources of published methods; `tether.methods` fills it
+CITATIONS: dict[str, str] = {}  # method → key of references.bib; `tether.methods` fills it
 # column, field, the symbol that a word must use for the field to matter
 COLUMNS = (
     ("lr", "lr", "h"),
@@ -69,7 +70,7 @@ def table(
     if fallbacks:
         lines.append(f"{fallbacks} projections by polar factor or nearest point: the steps were too long, lower lr")
     if method:
-        lines.append(f"{method}: {CITATIONS[method]}")
+        lines.append(f"{method}: {cited(CITATIONS[method])}")
     return "\n".join(lines)
 
 

@@ -41,7 +41,7 @@ def exchange(opt: Optimizer, energies: Any) -> torch.Tensor:
         raise ValueError("exchange is for replicas: make the model tether.Replicas, with a temperature for each")
     U, τ = _energies(opt, energies), _temperature(opt)
     first = int(_uniform(opt, "exchange order/")[0] < 0.5)
-    lower = torch.arange(first, rows - 1, 2, device="cpu")
+    lower = torch.arange(rows - 1, device="cpu")[first::2]
     upper = lower + 1
     gain = (1 / τ[lower] - 1 / τ[upper]) * (U[lower] - U[upper])
     yes = _uniform(opt, "exchange/")[lower].log() <= gain
@@ -72,9 +72,7 @@ def temper(opt: Optimizer, energies: Any, temperatures: Sequence[float], weights
     Returns:
         the place in the ladder, of each replica.
     """
-    ladder, w = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (temperatures, weights))
-    if ladder.dim() != 1 or ladder.shape != w.shape or len(ladder) < 2 or not bool((ladder > 0).all()):
-        raise ValueError(f"temperatures={temperatures!r} must be two or more positive numbers, weights as many numbers")
+    ladder, w = _ladder(temperatures, "weights", weights)
     U, τ = _energies(opt, energies), _temperature(opt)
     distance, place = (τ.unsqueeze(1) / ladder - 1).abs().min(1)
     if bool((distance > 1e-6).any()):
@@ -105,16 +103,36 @@ def tempering_weights(temperatures: Sequence[float], energies: Sequence[float]) 
     >>> tempering_weights([1.0, 2.0], [0.5, 1.0]).tolist()  # ⟨U⟩ = τ/2; trapezia: (0.5 + 1)/2 · (1/2 − 1)
     [0.0, -0.375]
     """
-    β, U = (torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (temperatures, energies))
-    β = 1 / β
+    ladder, U = _ladder(temperatures, "energies", energies)
+    β = 1 / ladder
     steps = (U[1:] + U[:-1]) / 2 * β.diff()
     return torch.cat((torch.zeros(1, dtype=torch.float64, device="cpu"), steps.cumsum(0)))
 
 
+def _ladder(temperatures: Sequence[float], name: str, values: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Temperatures, and a number for each."""
+    ladder, found = (_numbers(x) for x in (temperatures, values))
+    if ladder.dim() != 1 or not 2 <= len(ladder) == len(ladder.unique()) or not bool((ladder > 0).all()):
+        raise ValueError(f"temperatures={temperatures!r} must be two or more different positive numbers")
+    if ladder.shape != found.shape:
+        raise ValueError(f"{name}={values!r} must be {len(ladder)} finite numbers, one for each temperature")
+    return ladder, found
+
+
+def _numbers(x: Any) -> torch.Tensor:
+    """Finite real numbers in double precision; empty if they are anything else."""
+    try:
+        found = (x if isinstance(x, torch.Tensor) else torch.as_tensor(x, dtype=torch.float64)).detach()
+    except (TypeError, ValueError, RuntimeError):
+        return torch.empty(0)
+    real = not found.is_complex() and bool(found.isfinite().all())
+    return found.to("cpu", torch.float64) if real else torch.empty(0)
+
+
 def _energies(opt: Optimizer, energies: Any) -> torch.Tensor:
     """One energy for each replica."""
-    found = torch.as_tensor(energies).detach().to("cpu", torch.float64).flatten()
-    if len(found) != opt.lanes.rows or not bool(found.isfinite().all()):
+    found = _numbers(energies).flatten()
+    if len(found) != opt.lanes.rows:
         raise ValueError(f"energies={energies!r} must be {opt.lanes.rows} finite number(s), one for each replica")
     return found
 

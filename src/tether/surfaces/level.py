@@ -70,6 +70,10 @@ class Level(Surface):
             raise SurfaceError(f"Level: along={along!r} must be 'start' (4.41) or 'end' (4.42)")
         if scheme not in ("rattle", "shake"):
             raise SurfaceError(f"Level: scheme={scheme!r} must be 'rattle' or 'shake'")
+        if tolerance is not None and not (math.isfinite(tolerance) and tolerance > 0):
+            raise SurfaceError(f"Level: tolerance={tolerance!r} must be finite and > 0; e.g. tolerance=1e-6")
+        if index(iterations) < 1:
+            raise SurfaceError(f"Level: iterations={iterations!r} must be 1 or more; e.g. iterations=50")
         self.normals, self.scheme = along, scheme
         self.g, self.variables, self.tolerance, self.iterations = g, index(slack), tolerance, iterations
         self.constraints: dict[tuple[tuple[int, ...], ...], int] = {}  # components of g, by its shapes

@@ -42,7 +42,11 @@ def soft(g: Callable[..., torch.Tensor], strength: float, where: str = "*") -> C
         raise ValueError(f"soft: strength={strength!r} must be finite and ≥ 0, e.g. strength=0.1")
 
     def square(*tensors: torch.Tensor) -> torch.Tensor:
-        return strength * g(*tensors).square().sum()
+        found = g(*tensors)
+        if not (isinstance(found, torch.Tensor) and found.is_floating_point()):
+            kind = str(found.dtype) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise TypeError(f"soft: g returned {kind}; it must return a tensor of real constraints, to be 0")
+        return strength * found.square().sum()
 
     def penalty(*at: torch.nn.Module | torch.Tensor) -> torch.Tensor:
         model, *rest = at

@@ -11,7 +11,7 @@ from typing import Any
 from tether_studies.judges import HELD, NOT_HELD, UNDECIDED
 from tether_studies.report.results import Result, scale_of
 
-__all__ = ["html"]
+__all__ = ["command", "html"]
 
 KINDS = {HELD: "held", NOT_HELD: "not-held", UNDECIDED: "not-decided"}
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
@@ -100,13 +100,13 @@ def _page(result: Result) -> str:
 {figures}
 {"".join(_table(table) for table in result["tables"])}
 {f"<p>{escape(result['notes'])}</p>" if result["notes"] else ""}
-<pre class=command>{escape(_command(result))}</pre>
+<pre class=command>{escape(command(result))}</pre>
 <details><summary>config</summary><pre>{escape(json.dumps(result["config"], indent=1, ensure_ascii=False))}</pre>
 <p class=small>commit {escape(commit)}, seed {escape(result["seed"])}</p></details>
 </section>"""
 
 
-def _command(result: Result) -> str:
+def command(result: Result) -> str:
     """What runs the study again; a list of JSON is a tuple for `--set`."""
     flag = "" if result["scale"] == "default" else f" --{result['scale']}"
     seed = f" --seed {result['seed']}" if result["seed"] else ""

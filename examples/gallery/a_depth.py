@@ -1,8 +1,0 @@
-"""
-Depth: orthogonal hidden layers
-===============================
-"""
-
-import tether
-
-print(tether.Orthogonal())
