@@ -210,7 +210,7 @@ class Window {
     this.ink = dark ? "#eceae4" : "#1d2329";
     this.card = dark ? "#1d2226" : "#ffffff"; // as in the style sheet
     this.shades = shades(channels(this.card));
-    this.edge = dark ? 0xffb4b0a8 : 0xff4a4038;
+    this.edge = dark ? 0xff8a867f : 0xff9a938c;
     this.layer = null;
     this.redraw();
   }
@@ -387,6 +387,7 @@ class Window {
     this.problem.replaceChildren(
       choice("data", kinds.map((kind) => [kind, label[kind]]), s.problem.kind, (kind) => {
         s.problem = { kind, ...Object.fromEntries(Object.entries(this.facts.problems[kind]).map(([name, field]) => [name, field.default])) };
+        this.watch.replaceChildren(); // the scene is no longer what it says
         this.controls(); if (kind !== "csv") this.apply(true);
       }),
       ...(s.problem.kind === "csv" ? [file] : []),
