@@ -7,6 +7,7 @@ drops hooks when an optimizer is copied or pickled, so `copyreg` is told how to 
 from __future__ import annotations
 
 import copyreg
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,8 +25,10 @@ from tether.surfaces import Surface
 
 __all__ = ["constrain", "decay_groups", "is_constrained"]
 
-# The momenta of torch's optimizers, by their keys in the state. Second moments are not vectors and stay as they are.
-MOMENTA = ("momentum_buffer", "exp_avg")
+# The momenta of torch's optimizers, by their keys in the state, that are steps up to a factor. Adam's first moments are
+# not: they are divided by second moments, entry by entry. Projected, they would be large where no gradient has been yet
+# (behind a ReLU that is off), and be divided by nearly 0.
+MOMENTA = ("momentum_buffer",)
 
 
 class Kept:
@@ -36,6 +39,7 @@ class Kept:
         self.lanes = lanes_of(names[0], params[0], int(stacked(params[0])))
         self.ranks = ranks_of(params)
         self.before: list[tuple[Stack, torch.Tensor]] = []
+        self.held: tuple[list[torch.Tensor], list[Stack]] | None = None  # what moved last, and its stacks
         self.apart: list[Collected] = []  # by owners, for no rank holds them whole
 
     @torch.no_grad()
@@ -43,11 +47,18 @@ class Kept:
         """Keep the points at which a step starts: projections follow the normals there."""
         moving = [(p, name) for p, name in zip(self.params, self.names, strict=True) if p.grad is not None]
         if self.ranks is None:
-            found = stacks([p for p, _ in moving], [name for _, name in moving], self.surface)
-            held = [Stack(mine, labels, self.surface, self.lanes) for mine, labels in found]
+            held = self.stacks(moving)
         else:
             held, self.apart = self.ranks.stacks(moving, self.surface, self.lanes)
         self.before = [(stack, stack.point(optimizer.state)) for stack in held]
+
+    def stacks(self, moving: list[tuple[torch.Tensor, str]]) -> list[Stack]:
+        """Parameters by shape; those of the last step, if the same ones move."""
+        params = [p for p, _ in moving]
+        if self.held is None or len(params) != len(self.held[0]) or any(map(operator.is_not, params, self.held[0])):
+            found = stacks(params, [name for _, name in moving], self.surface)
+            self.held = params, [Stack(mine, labels, self.surface, self.lanes) for mine, labels in found]
+        return self.held[1]
 
     @torch.no_grad()
     def project(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -77,7 +88,8 @@ KEPT: WeakKeyDictionary[torch.optim.Optimizer, list[Kept]] = WeakKeyDictionary()
 def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface]) -> torch.optim.Optimizer:
     """Keep the parameters of any torch optimizer on surfaces, in place; returns the optimizer.
 
-    After each step the parameters are projected back onto their surface and the momenta into its tangent space.
+    After each step the parameters are projected back onto their surface, and the momenta of SGD, RMSprop and Muon into
+    its tangent space. Adam's moments stay as they are: its steps are projected, not its averages.
     Schedulers, checkpoints, deep copies and pickles work; slack variables are kept in the optimizer's state.
 
     >>> from tether.surfaces import Orthogonal

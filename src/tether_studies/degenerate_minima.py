@@ -72,16 +72,16 @@ def newton(w: torch.Tensor, loss: Any, decay: float, steps: int) -> tuple[torch.
     return w, float(torch.func.grad(loss)(w).norm()), torch.linalg.eigvalsh(torch.func.hessian(loss)(w))
 
 
-def split_unit(w: torch.Tensor, hidden: int) -> torch.Tensor:
+def split_unit(w: torch.Tensor, hidden: int, t: float) -> torch.Tensor:
     """Weights with the largest unit in two of the same direction, one in place of the smallest: cos t and sin t of it.
 
-    ReLU units are homogeneous, so the function stays the same, and so does |w|².
+    ReLU units are homogeneous, so the function is the same for all t, and so is |w|².
     """
     first, last = w[:-hidden].view(hidden, -1).clone(), w[-hidden:].clone()
     sizes = first.square().sum(1) + last.square()
     big, idle = int(sizes.argmax()), int(sizes.argmin())
-    first[idle], last[idle] = 0.6 * first[big], 0.6 * last[big]
-    first[big], last[big] = 0.8 * first[big], 0.8 * last[big]
+    first[idle], last[idle] = math.sin(t) * first[big], math.sin(t) * last[big]
+    first[big], last[big] = math.cos(t) * first[big], math.cos(t) * last[big]
     return torch.cat((first.flatten(), last))
 
 
@@ -174,7 +174,7 @@ class DegenerateMinima(Experiment):
             w, slope, values = newton(w, lambda w, λ=λ, β=β: softened(w, data, λ, β), λ, self.steps // 50)
             least.append(float(values[0]) / λ)
             slopes.append(slope / λ)
-        sharp = [softened(one, data, 1e-4, 1e9) for one in (w, split_unit(w, self.hidden))]
+        sharp = [softened(split_unit(w, self.hidden, t), data, WAY[0][0], 1e9) for t in (0.0, 0.6)]
         return {"least": least, "slopes": slopes, "split": float((sharp[1] - sharp[0]).abs() / sharp[0])}
 
     def tabled(self, results: Results) -> dict[tuple[str, str], Results]:

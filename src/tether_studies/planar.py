@@ -159,12 +159,17 @@ def scores(nets: tether.Replicas, x: torch.Tensor, y: torch.Tensor) -> dict[str,
     return {"loss": bce(out, y, reduction="none").mean((1, 2)), "accuracy": 100 * right.float().mean((1, 2))}
 
 
+def probability(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Of the second class."""
+    return net(x).sigmoid()
+
+
 def portraits_of(nets: tether.Replicas, task: Task, sets: Sets, accuracy: torch.Tensor) -> Results:
     """For every cell the classifier of its median run on a grid, that run's accuracy and test points."""
     runs = accuracy.shape[1]
     medians = accuracy.argsort(1)[:, (runs - 1) // 2]
     at = (torch.arange(len(accuracy)) * runs + medians).tolist()
-    fields = torch.stack([on_grid(lambda x, net=nets[i]: net(x).sigmoid(), task.frame) for i in at])
+    fields = torch.stack([on_grid(partial(probability, nets[i]), task.frame) for i in at])
     median = accuracy.gather(1, medians.unsqueeze(1)).squeeze(1)
     return {"classifier": fields, "points": sets[2][at], "classes": sets[3][at, :, 0], "median": median}
 

@@ -22,5 +22,6 @@ def test_a_unit_in_two_of_one_direction_has_the_loss_of_one():
     hidden = w[:12].view(4, 3)
     by_hand = ((data[0] @ hidden.mT).relu() @ w[12:] - data[1][:, 0]).square().mean() + 0.05 * w.square().sum()
     torch.testing.assert_close(softened(w, data, 0.1, 1e9), by_hand)
-    torch.testing.assert_close(softened(split_unit(w, 4), data, 0.1, 1e9), by_hand)
-    assert (softened(split_unit(w, 4), data, 0.1, 3.0) - softened(w, data, 0.1, 3.0)).abs() > 1e-3
+    assert torch.equal(split_unit(w, 4, 0.0), w)
+    torch.testing.assert_close(softened(split_unit(w, 4, 0.6), data, 0.1, 1e9), by_hand)
+    assert (softened(split_unit(w, 4, 0.6), data, 0.1, 3.0) - softened(w, data, 0.1, 3.0)).abs() > 1e-3

@@ -53,7 +53,7 @@ def off(net, opt, name):
     for layer in (net[0], net[2]):
         w = layer.weight.detach()
         state = opt.state[layer.weight]
-        m = state["exp_avg"] if "exp_avg" in state else state["momentum_buffer"]
+        m = state.get("momentum_buffer", torch.zeros_like(w))  # Adam's moments are not projected
         m = m / m.norm().clamp_min(1.0)
         if name == "circle":
             ξ = 0.4 * torch.cos(state["point"])
@@ -86,6 +86,24 @@ def test_on_the_surface_after_each_step_with_momentum_along_it(kind, name):
         assert worst <= 1e-6
         assert across <= 5e-6  # RMSprop's momentum can lie almost across
     assert (net[0].bias - biases).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "sphere", "sphere without slack"])
+def test_adam_makes_no_giant_steps_behind_units_that_are_off(name):
+    """Their weights have no gradient, so no second moment: a projected first moment would be divided by nearly 0."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 1))
+    with torch.no_grad():
+        net[0].bias[:3] = -10.0  # off for good
+    opt = tether.constrain(
+        torch.optim.AdamW(net.named_parameters(), lr=1e-3, weight_decay=0.0), {"2.weight": SURFACES[name]()}
+    )
+    for i in range(20):
+        before = net[2].weight.detach().clone()
+        opt.zero_grad()
+        net(normal(16, 6, seed=i, dtype=torch.float32)).square().mean().backward()
+        opt.step()
+        assert (net[2].weight - before).abs().max() < 0.01
 
 
 def test_it_learns():

@@ -37,6 +37,7 @@ from tether.native.packing import (
 __all__ = [
     "BLOCK",
     "DRAWS",
+    "OP",
     "OPS",
     "THERMOSTAT",
     "Bounded",

@@ -139,11 +139,30 @@ static void NAME(combine)(const NAME(Stiefel) *m, REAL *to, REAL a, const REAL *
   for (int64_t i = 0; i < n; i += BLOCK) NAME(piece)(to + i, a, x + i, b, y + i, n - i < BLOCK ? n - i : BLOCK);
 }
 
+// Λ ← ½(QᵀV + VᵀQ)/c², so that V − QΛ is the part of V along Σ (4.15)
+static void NAME(across)(const NAME(Stiefel) *m, const REAL *q, const REAL *v, REAL *multiplier) {
+  NAME(inner)(m, q, v, (REAL)0.5 / (m->scale * m->scale), multiplier);
+  for (int64_t block = 0; block < m->s; block += 16)
+    for (int64_t i = block; i < m->s; i++)
+      for (int64_t j = block; j < block + 16 && j <= i; j++) {
+        REAL both = multiplier[i * m->s + j] + multiplier[j * m->s + i];
+        multiplier[i * m->s + j] = multiplier[j * m->s + i] = both;
+      }
+}
+
 // x ← the point of Σ on the normal through `start`, with normal ← what was taken off; 0 where x is too far for that.
-static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *normal, REAL *multiplier, REAL *step) {
+// `free`: the step may lead across Σ. That part of it is taken off first, unless the step is so short that the
+// iterations take it off as fast; what was taken off is not in `normal` then.
+static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *normal, REAL *multiplier, REAL *step,
+                      int free) {
   const int64_t s = m->s;
   const REAL floor = 4 * (REAL)(sizeof(REAL) == 4 ? 0x1p-23 : 0x1p-52) * (REAL)sqrt((double)s);
   REAL v = NAME(reach)(m, x, start, multiplier), before = 0;
+  if (free && v > (REAL)5e-4) {
+    NAME(combine)(m, step, 1, x, -1, start);
+    NAME(across)(m, start, step, multiplier);
+    NAME(outer)(m, start, multiplier, -1, 1, x);
+  }
   for (int64_t k = 0; k < m->iterations; k++) {
     REAL largest;
     const int precise = m->r >= 256;
@@ -192,7 +211,7 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
         continue;
       }
     }
-    if (!NAME(onto)(m, next, q, normal, multiplier, step)) return 0;
+    if (!NAME(onto)(m, next, q, normal, multiplier, step, op[o].target == 2)) return 0;
     if (op[o].target == 1) {
       NAME(combine)(m, p, 1, p, -1 / h, normal);
       loose = 1;
@@ -201,14 +220,8 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
     q = next;
     next = old;
   }
-  if (momentum && loose) {  // (4.15)
-    NAME(inner)(m, q, p, (REAL)0.5 / (m->scale * m->scale), multiplier);
-    for (int64_t block = 0; block < m->s; block += 16)
-      for (int64_t i = block; i < m->s; i++)
-        for (int64_t j = block; j < block + 16 && j <= i; j++) {
-          REAL both = multiplier[i * m->s + j] + multiplier[j * m->s + i];
-          multiplier[i * m->s + j] = multiplier[j * m->s + i] = both;
-        }
+  if (momentum && loose) {
+    NAME(across)(m, q, p, multiplier);
     NAME(outer)(m, q, multiplier, -1, 1, p);
   }
   memcpy(out, q, n * sizeof(REAL));

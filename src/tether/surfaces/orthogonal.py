@@ -18,6 +18,7 @@ LONG = 256  # from so many rows on, sums are in double precision: of the squares
 NARROW = 16  # and, up to so many columns, of all products
 SLOWEST = 0.7  # the slowest contraction that the number of iterations provides for
 LOOSE = 1e-2  # of |QᵀQ/c² − I|: with a fixed number of iterations, weights as near as this are left as they are
+STEP = native.OP.pack(2, -1, 1.0, 0.0, 1.0, 0.0)  # for the kernel: θ ← θ + g, back onto Σ
 FLATTEST = 1e-4  # the smallest singular value, relative to the largest, that `polar_by_products` provides for
 
 
@@ -139,8 +140,30 @@ class Orthogonal(Surface):
         return self.tall(v)
 
     def project(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """(4.53): the point of Σ on the normal through `start`, Q = Q̄ − Q_n Λ with Λ symmetric."""
-        return self.solve(point, start)[0]
+        """(4.53): the point of Σ on the normal through `start`, Q = Q̄ − Q_n Λ with Λ symmetric.
+
+        The part of the step across Σ is taken off first. It leads to the same point, by more iterations.
+        """
+        if self.fixed is not None:
+            return self.iterate(point, start, self.fixed)[0]
+        if host.reads(point.device) and native.serves(point.dtype, point.device):
+            kernel = self.kernel(point.shape[1:], point.dtype)
+            if kernel is not None:
+                return self.by_kernel(kernel, point, start)
+        return self.by_products(point, start)
+
+    def by_products(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """The same by torch's operations."""
+        return self.solve(start + self.tangent(start, point - start), start, point)[0]
+
+    def by_kernel(self, kernel: native.Stiefel, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """The same by the compiled kernel; matrices that are too hard for it by torch's operations."""
+        begin = start.contiguous()
+        step, q = torch.sub(point, start).contiguous(), torch.empty_like(begin)
+        hard = native.stiefel(kernel, list(begin), [], list(step), [], q, None, STEP)
+        if hard:
+            q[hard] = self.by_products(point[hard], begin[hard])
+        return q
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """(4.15): V − ½ Q (VᵀQ + QᵀV)/c²."""
@@ -154,18 +177,21 @@ class Orthogonal(Surface):
         moved, normal = self.solve(q + h * p, q)
         return moved, self.tangent(moved, p - inverse(h) * normal)
 
-    def solve(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def solve(
+        self, point: torch.Tensor, start: torch.Tensor, led: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The projected point Q̄ − Q_nΛ and the correction Q_nΛ, by quasi-Newton (4.55).
 
         Q ← Q − Q_n Λ, Λ = ½(QᵀQ/c² − I). One iteration leaves an excess with entries of at most a(2v + a), with a the
         longest row of Λ and v the longest column of (Q − Q_n)/c. If that is below the tolerance, the Gram matrix of the
         last iterate is not needed. Matrices that are not there after `most` iterations take the polar factor instead;
-        the excess of some grows, and nobody waits for them.
+        the excess of some grows, and nobody waits for them. It is that of the point where the step `led`.
         """
+        led = point if led is None else led
         if self.fixed is not None:
             return self.iterate(point, start, self.fixed)
         if not host.reads(point.device):
-            return self.solve_by_count(point, start)
+            return self.solve_by_count(point, start, led)
         tolerance, floor = (
             self.tolerance_for(point.dtype),
             4 * torch.finfo(point.dtype).eps * math.sqrt(point.shape[-1]),
@@ -185,7 +211,7 @@ class Orthogonal(Surface):
             if not a < before.amax().item():
                 if a <= floor and normal is not None:
                     return q, normal
-                return self.apart(point, start, ~(rows < before) & ~(rows <= floor))
+                return self.apart(point, start, ~(rows < before) & ~(rows <= floor), led)
             step = start @ Λ
             q = q - step
             normal = step if normal is None else normal.add_(step)
@@ -194,7 +220,7 @@ class Orthogonal(Surface):
             v, before = v + a, rows
         hard = self.missed(q)
         if bool(hard.any()):
-            return self.apart(point, start, hard.view(-1))
+            return self.apart(point, start, hard.view(-1), led)
         return q, point - q
 
     def iterate(self, point: torch.Tensor, start: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -224,7 +250,9 @@ class Orthogonal(Surface):
         limit = max(4 * self.tolerance_for(q.dtype), 4 * torch.finfo(q.dtype).eps * math.sqrt(q.shape[-1]))
         return ~(self.excess(q).abs().amax((-2, -1), keepdim=True) <= limit)
 
-    def solve_by_count(self, point: torch.Tensor, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def solve_by_count(
+        self, point: torch.Tensor, start: torch.Tensor, led: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same without a look at any number: all iterations, then a choice by a mask.
 
         A matrix that has no polar factor, or is not finite, stays where it was.
@@ -233,22 +261,24 @@ class Orthogonal(Surface):
         for _ in range(self.most(point.dtype)):
             q = torch.baddbmm(q, start, self.excess(q, 0.5), alpha=-1)
         hard = self.missed(q)
-        nearest = self.scale * polar_by_products(point, self.product)
+        nearest = self.scale * polar_by_products(led, self.product)
         found = ~self.missed(nearest)
         q = torch.where(hard, torch.where(found, nearest, start), q)
         if not torch.compiler.is_compiling():
             self.count(hard)
         return q, torch.where(hard & ~found, 0.0, point - q)
 
-    def apart(self, point: torch.Tensor, start: torch.Tensor, hard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def apart(
+        self, point: torch.Tensor, start: torch.Tensor, hard: torch.Tensor, led: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Polar factors for the hard matrices of a stack; the others are solved without them."""
         if not self.finite(point):
             raise SurfaceError(f"{self!r}: the step leads to inf or nan; lower lr, or clip the gradient")
         q, easy = torch.empty_like(point), ~hard
-        q[hard] = self.nearest(point[hard])
+        q[hard] = self.nearest(led[hard])
         self.count(hard)
         if bool(easy.any()):
-            q[easy] = self.solve(point[easy], start[easy])[0]
+            q[easy] = self.solve(point[easy], start[easy], led[easy])[0]
         return q, point - q
 
     # what looks at all rows of a matrix, some of which may be elsewhere
@@ -294,11 +324,30 @@ def identity(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tenso
 
 
 def polar(x: torch.Tensor) -> torch.Tensor:
-    """The nearest matrix with orthonormal columns, by the singular value decomposition."""
-    u, _, v = torch.linalg.svd(x, full_matrices=False)
-    q = u @ v
+    """The nearest matrix with orthonormal columns, X(XᵀX)^(−½).
+
+    By the eigenvalues of XᵀX, which are found in less time than singular values; of a matrix whose smallest singular
+    value they do not tell well, by the singular value decomposition.
+    """
+    root = inverse_root(x.mT @ x)
+    if root is None:
+        u, _, v = torch.linalg.svd(x, full_matrices=False)
+        q = u @ v
+    else:
+        q = x @ root
     gram = (q.mT.double() @ q.double()).to(q)
     return 1.5 * q - 0.5 * q @ gram  # a step of Newton–Schulz corrects the last digits
+
+
+def inverse_root(gram: torch.Tensor) -> torch.Tensor | None:
+    """G^(−½) of positive definite matrices; None if one of them is too flat for its eigenvalues to tell."""
+    try:
+        values, vectors = torch.linalg.eigh(gram)
+    except RuntimeError:  # LinAlgError, also where squares overflow
+        return None
+    if not bool((values[..., 0] > 1e-2 * values[..., -1]).all()):
+        return None
+    return vectors @ (values.rsqrt().unsqueeze(-1) * vectors.mT)
 
 
 def polar_by_products(x: torch.Tensor, product: Callable[..., torch.Tensor] = lambda x, y: x.mT @ y) -> torch.Tensor:
