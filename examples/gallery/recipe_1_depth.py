@@ -86,6 +86,6 @@ plt.show()
 
 # %%
 # Read all rows. With 3 and 10 layers the free network learns by itself. With 20 it does not start, and orthogonal
-# weights do. On this easy spiral an orthogonal *start* is enough, and ends higher than the constraint. Where training
-# leads away from the start it is not: on the spiral of four turns with 6 hidden layers of ReLUs, ``tether run fig-4.4``,
-# the start alone stays far behind the constraint (:doc:`/papers/chapter_4`). So try the start first: it costs nothing.
+# weights do. On this easy spiral an orthogonal *start* is enough, and ends higher than the constraint: try it first.
+# Where training leads away from the start it is not enough: on the spiral of four turns with 6 hidden layers of ReLUs
+# (``tether run fig-4.4``) the start alone stays far behind the constraint, :doc:`/papers/chapter_4`.
