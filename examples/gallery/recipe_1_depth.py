@@ -68,12 +68,13 @@ print(f"violation {trained['orthogonal', 20][1].violation().max():.1e}")
 # %%
 # The first run of each at 20 layers: what the network says at every point of the plane.
 
-grid = torch.cartesian_prod(torch.linspace(-1.2, 1.2, 80), torch.linspace(-1.2, 1.2, 80))
+side = 1.05 * test_x.abs().max().item()
+grid = torch.cartesian_prod(torch.linspace(-side, side, 80), torch.linspace(-side, side, 80))
 figure, axes = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
 for ax, name in zip(axes, ("momentum", "orthogonal"), strict=True):
     with torch.no_grad():
         field = torch.sigmoid(trained[name, 20][0][0](grid)).reshape(80, 80).T
-    ax.imshow(field, extent=(-1.2, 1.2, -1.2, 1.2), origin="lower", cmap="RdBu", vmin=0, vmax=1)
+    ax.imshow(field, extent=(-side, side, -side, side), origin="lower", cmap="RdBu", vmin=0, vmax=1)
     ax.scatter(*test_x.T, c=test_y, cmap="RdBu", s=4, edgecolors="k", linewidths=0.1)
     ax.set_title(f"{name}, 20 hidden layers: {found[name, 20][0]:.0f} %")
     ax.set_axis_off()
