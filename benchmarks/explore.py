@@ -163,7 +163,9 @@ def main():
         address = re.search(r"http\S+/", server.stdout.readline())[0]
         print(f"from the command to its address: {time.perf_counter() - began:.1f} s", flush=True)
         with connect(address.replace("http", "ws") + "socket", compression=None, max_size=None) as socket:
-            report("no drawing", *rounds(Null(socket), options))
+            client = Null(socket)
+            print(f"from the command to the first frame: {time.perf_counter() - began:.1f} s", flush=True)
+            report("no drawing", *rounds(client, options))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
             wide, high = map(int, options.size.split("x"))

@@ -3,8 +3,8 @@
     python benchmarks/soak_explore.py --minutes 30
 
 Four dynamics of 2-20-1 with 10 replicas. Every half minute: resident memory of the process that trains and of the one
-that paints, the JavaScript heap of the page after a collection of garbage, its nodes and its event listeners. The last
-line compares the end with one third of the way, when all buffers have their size.
+that paints, the JavaScript heap of the page after a collection of garbage, its nodes and its event listeners. At the
+end their means over the first and the last third.
 """
 
 import argparse
@@ -76,9 +76,10 @@ def main():
     finally:
         server.terminate()
         server.wait()
-    early, late = rows[(len(rows) - 1) // 3], rows[-1]
-    grown = ", ".join(f"{name} {late[i] - early[i]:+.1f}" for i, name in enumerate(COLUMNS) if i > 2)
-    print(f"from minute {early[0]:.1f} to {late[0]:.1f}: {grown}")
+    third = max(1, len(rows) // 3)
+    for i, name in enumerate(COLUMNS[3:], 3):
+        first, last = (sum(row[i] for row in some) / third for some in (rows[:third], rows[-third:]))
+        print(f"{name}: {first:.1f} in the first third, {last:.1f} in the last")
 
 
 if __name__ == "__main__":

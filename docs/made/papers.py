@@ -55,7 +55,7 @@ def summary(_: str) -> str:
     for page, title in PAGES.items():
         here = [result for result in found() if page_of(result) == page]
         lines.append(_counts(f"[{title}]({page}.md)", here))
-    lines.append(_counts("**all**", found()))
+    lines.append(_counts("all", found()))
     return "\n".join([*lines, "", what_holds(found())])
 
 

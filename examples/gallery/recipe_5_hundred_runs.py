@@ -50,7 +50,8 @@ for name, make in METHODS.items():
     print(f"{name:<7}: {mean:.1f} ± {error:.1f} % over 100 runs of 3,000 steps, in {seconds:.1f} s")
 
 # %%
-# What a hundred at once cost, beside one run: both by turns, and the median of the ratios.
+# What a hundred at once cost, beside one run: both by turns, and the median of the ratios. Replicas of a perceptron
+# take their gradients from a compiled loop, one module by itself from autograd; ``make bench-replicas`` has the rest.
 
 ratios = []
 for _ in range(2):

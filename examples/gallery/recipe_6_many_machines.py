@@ -15,15 +15,33 @@ the number of ranks.
 #    :lines: 3-
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import matplotlib.pyplot as plt
 
 program = Path("ranks_fully_shard.py").resolve()
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 run = subprocess.run([*torchrun, str(program)], env=environment, capture_output=True, text=True, check=True)
-print("\n".join(sorted(line for line in run.stdout.splitlines() if line.startswith("rank"))))
+lines = sorted(line for line in run.stdout.splitlines() if line.startswith("rank"))
+print("\n".join(lines))
+
+# %%
+# The rows of the orthogonal weight that each rank holds, with their momenta.
+
+first = 0
+figure, ax = plt.subplots(figsize=(4, 3), layout="constrained")
+for rank, line in enumerate(lines):
+    rows = int(re.search(r"(\d+) of 65 rows", line)[1])
+    ax.bar(0, rows, bottom=first, label=f"rank {rank}: {rows} rows")
+    first += rows
+ax.set(xticks=[], ylabel="row of the weight, 65 × 65", xlim=(-1, 2))
+ax.invert_yaxis()
+ax.legend()
+plt.show()
 
 # %%
 # The weight is orthogonal to rounding on both ranks, with momenta and noise, and equals that of one process. What is

@@ -7,7 +7,6 @@ drops hooks when an optimizer is copied or pickled, so `copyreg` is told how to 
 from __future__ import annotations
 
 import copyreg
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +15,9 @@ import torch
 
 from tether.engine.commit import local
 from tether.engine.given import lanes_of, stacked
+from tether.engine.moving import Moving
 from tether.engine.placed import Stack, place, stacks, write
+from tether.engine.programs import Program
 from tether.optimizer import Optimizer
 from tether.part import matches
 from tether.sharded.collected import Collected
@@ -31,6 +32,9 @@ __all__ = ["constrain", "decay_groups", "is_constrained"]
 MOMENTA = ("momentum_buffer",)
 
 
+STEP = Program([("θ", {"θ": 1.0, "g": -1.0}, -1)])  # the letter X for a time 1: θ ← θ − g, back onto Σ
+
+
 class Kept:
     """Parameters of an optimizer that are kept on one surface."""
 
@@ -38,31 +42,42 @@ class Kept:
         self.surface, self.params, self.names = surface, params, names
         self.lanes = lanes_of(names[0], params[0], int(stacked(params[0])))
         self.ranks = ranks_of(params)
+        self.bodies: list[Moving] | None = None
         self.before: list[tuple[Stack, torch.Tensor]] = []
-        self.held: tuple[list[torch.Tensor], list[Stack]] | None = None  # what moved last, and its stacks
+        self.starts: list[torch.Tensor] = []
+        self.steps: list[torch.Tensor] = []  # room for them, and for the starts
+        self.under_way = False
         self.apart: list[Collected] = []  # by owners, for no rank holds them whole
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"bodies": None, "before": [], "starts": [], "steps": [], "apart": []}
+
+    def bodies_of(self, state: Mapping[torch.Tensor, Any]) -> list[Moving]:
+        """The parameters by shape, as the engine moves them; anew where somebody replaced a parameter or its state."""
+        if self.bodies is None or not all(body.kept.state is state and body.kept.still() for body in self.bodies):
+            found = stacks(self.params, self.names, self.surface)
+            self.bodies = [Moving(mine, names, state, False, self.lanes, self.surface) for mine, names in found]
+        return self.bodies
 
     @torch.no_grad()
     def remember(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Keep the points at which a step starts: projections follow the normals there."""
-        moving = [(p, name) for p, name in zip(self.params, self.names, strict=True) if p.grad is not None]
         if self.ranks is None:
-            held = self.stacks(moving)
-        else:
-            held, self.apart = self.ranks.stacks(moving, self.surface, self.lanes)
+            if not alike(self.starts, self.params):
+                self.starts, self.steps = ([torch.empty_like(p) for p in self.params] for _ in range(2))
+            torch._foreach_copy_(self.starts, self.params)
+            self.under_way = True
+            return
+        moving = [(p, name) for p, name in zip(self.params, self.names, strict=True) if p.grad is not None]
+        held, self.apart = self.ranks.stacks(moving, self.surface, self.lanes)
         self.before = [(stack, stack.point(optimizer.state)) for stack in held]
-
-    def stacks(self, moving: list[tuple[torch.Tensor, str]]) -> list[Stack]:
-        """Parameters by shape; those of the last step, if the same ones move."""
-        params = [p for p, _ in moving]
-        if self.held is None or len(params) != len(self.held[0]) or any(map(operator.is_not, params, self.held[0])):
-            found = stacks(params, [name for _, name in moving], self.surface)
-            self.held = params, [Stack(mine, labels, self.surface, self.lanes) for mine, labels in found]
-        return self.held[1]
 
     @torch.no_grad()
     def project(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Bring the parameters back onto Σ and the momenta into the tangent space there."""
+        if self.under_way:
+            self.under_way = False
+            self.move(optimizer)
         for matrices in self.apart:
             kinds = [[optimizer.state[param].get(key) for param in matrices.home] for key in MOMENTA]
             matrices.bring_back([kind for kind in kinds if all(isinstance(m, torch.Tensor) for m in kind)])
@@ -73,13 +88,38 @@ class Kept:
             for i, (owner, share) in enumerate(zip(stack.owners(), stack.shares(q), strict=True)):
                 if surface.slack:
                     optimizer.state[owner]["point"] = stack.cut.keep(i, share.clone())
-            for key in MOMENTA:
-                momenta = [optimizer.state[param].get(key) for param in stack.home]
-                if all(isinstance(m, torch.Tensor) for m in momenta):
-                    here = [local(m) for m in momenta]
-                    flat = surface.along(q, surface.lift(stack.gather(here)), stack.shape)
-                    stack.scattered(flat, here)()
+            self.turn(optimizer, stack, q)
         self.before, self.apart = [], []
+
+    def move(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the optimizer's step again, from where it began, on Σ."""
+        torch._foreach_copy_(self.steps, self.starts)
+        torch._foreach_sub_(self.steps, self.params)
+        torch._foreach_copy_(self.params, self.starts)
+        steps = dict(zip(self.params, self.steps, strict=True))
+        for body in self.bodies_of(optimizer.state):
+            body.begin(0.0, given=[None if param.grad is None else steps[param] for param in body.params])
+            if not body.live:
+                continue
+            body.take(STEP, (0, 0))
+            for one in body.writes():
+                one()
+            self.turn(optimizer, body, body.q if self.surface.slack else body.surface.lift(body.gather(body.params)))
+
+    def turn(self, optimizer: torch.optim.Optimizer, stack: Stack, q: torch.Tensor) -> None:
+        """Project the momenta of a stack into the tangent space at q."""
+        for key in MOMENTA:
+            momenta = [optimizer.state[param].get(key) for param in stack.home]
+            if all(isinstance(m, torch.Tensor) for m in momenta):
+                here = [local(m) for m in momenta]
+                flat = stack.surface.shadow(q, stack.gather(here), stack.shape)
+                stack.scattered(flat, here)()
+
+
+def alike(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    """Are there as many, of the same shapes, dtypes and devices?"""
+    kinds = ([(x.shape, x.dtype, x.device) for x in tensors] for tensors in (ours, theirs))
+    return next(kinds) == next(kinds)
 
 
 KEPT: WeakKeyDictionary[torch.optim.Optimizer, list[Kept]] = WeakKeyDictionary()

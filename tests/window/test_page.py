@@ -128,9 +128,10 @@ def test_a_wrong_word_shows_its_caret_and_stops_nothing(page):
     page.wait_for_function("window.tether.tables[1][0].word === 'OBA'")
     assert caret.count() == 0
     page.get_by_text("OBA: B(h) A(h) O(h); one gradient per step").wait_for()
-    letter = page.locator(".letter").first
-    letter.hover()
-    assert "Ornstein–Uhlenbeck (2.53c)" in letter.inner_text()
+    for card, equation in ((0, "Euler–Maruyama (2.51)"), (1, "Ornstein–Uhlenbeck (2.53c)")):  # published, own table
+        letter = page.locator(".card").nth(card).locator(".letter").first
+        letter.hover()
+        assert equation in letter.inner_text()
 
 
 def test_a_published_method_is_edited_as_a_table(page):

@@ -13,6 +13,7 @@ from tether.window.painter import Painter
 from tether.window.problems import problem_of
 from tether.window.runner import Runner
 from tether.window.scenes import SCENES
+from tether.window.script import script
 from tether.window.setting import SettingError, as_values, read_setting
 
 
@@ -133,6 +134,11 @@ def test_every_scene_runs_and_is_painted(scene):
         assert arrays[f"trail{i}"].shape == (3, 2)
         assert np.isfinite(arrays[f"slice{i}"]).all()
     assert message(header, body)[4:5] == b"{"
+    ends: list[list[float]] = []
+    exec(script(setting, runners).replace("print(", "ends.append("), {"ends": ends})  # the shown code, run alone
+    for runner, end in zip(runners, ends, strict=True):
+        with runner.run.shown():
+            assert end == [float(x.detach().double().sum()) for x in runner.nets.parameters()]
 
 
 def test_the_field_and_the_scores_are_those_of_the_networks():

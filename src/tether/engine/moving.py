@@ -100,9 +100,19 @@ class Moving(Stack):
         """Points and momenta, parameter by parameter."""
         return self.shares(q), [None] * len(self.params) if p is None else self.shares(p)
 
-    def begin(self, weight_decay: Any, gradient: bool = True, resting: Sequence[int] = ()) -> None:
-        """Take points and gradients as they are now; parameters without a gradient stand still."""
-        grads = self.cut.gradients(self.home) if self.cut.sharded else [param.grad for param in self.home]
+    def begin(
+        self,
+        weight_decay: Any,
+        gradient: bool = True,
+        resting: Sequence[int] = (),
+        given: Sequence[torch.Tensor | None] | None = None,
+    ) -> None:
+        """Take points and gradients, or what is `given` for them, as they are now; those without one stand still."""
+        grads: list[torch.Tensor | None]
+        if given is not None:
+            grads = list(given)
+        else:
+            grads = self.cut.gradients(self.home) if self.cut.sharded else [param.grad for param in self.home]
         if resting:
             grads = [still(grad, resting) for grad in grads]
         self.grads: Tensors = [g for g in grads if g is not None] if gradient else []

@@ -37,7 +37,6 @@ from tether.native.packing import (
 __all__ = [
     "BLOCK",
     "DRAWS",
-    "OP",
     "OPS",
     "THERMOSTAT",
     "Bounded",

@@ -150,6 +150,10 @@ class Circle(Surface):
     def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         return torch.cos(q) * self.tangent(q, v)
 
+    def shadow(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """cos² q v."""
+        return torch.cos(q).square_().mul_(v)
+
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""
         return one_turn(q + (h / self.r(q)) * p), p

@@ -18,7 +18,6 @@ LONG = 256  # from so many rows on, sums are in double precision: of the squares
 NARROW = 16  # and, up to so many columns, of all products
 SLOWEST = 0.7  # the slowest contraction that the number of iterations provides for
 LOOSE = 1e-2  # of |QᵀQ/c² − I|: with a fixed number of iterations, weights as near as this are left as they are
-STEP = native.OP.pack(2, -1, 1.0, 0.0, 1.0, 0.0)  # for the kernel: θ ← θ + g, back onto Σ
 FLATTEST = 1e-4  # the smallest singular value, relative to the largest, that `polar_by_products` provides for
 
 
@@ -146,24 +145,7 @@ class Orthogonal(Surface):
         """
         if self.fixed is not None:
             return self.iterate(point, start, self.fixed)[0]
-        if host.reads(point.device) and native.serves(point.dtype, point.device):
-            kernel = self.kernel(point.shape[1:], point.dtype)
-            if kernel is not None:
-                return self.by_kernel(kernel, point, start)
-        return self.by_products(point, start)
-
-    def by_products(self, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The same by torch's operations."""
         return self.solve(start + self.tangent(start, point - start), start, point)[0]
-
-    def by_kernel(self, kernel: native.Stiefel, point: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The same by the compiled kernel; matrices that are too hard for it by torch's operations."""
-        begin = start.contiguous()
-        step, q = torch.sub(point, start).contiguous(), torch.empty_like(begin)
-        hard = native.stiefel(kernel, list(begin), [], list(step), [], q, None, STEP)
-        if hard:
-            q[hard] = self.by_products(point[hard], begin[hard])
-        return q
 
     def tangent(self, q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """(4.15): V − ½ Q (VᵀQ + QᵀV)/c²."""

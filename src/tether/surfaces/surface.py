@@ -164,6 +164,10 @@ class Surface(ABC):
         """The part along Σ of a vector of the surrounding space, as a vector in parameter space."""
         return self.lower(self.tangent(q, v), shape)
 
+    def shadow(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """The part along Σ of a vector in parameter space, seen there."""
+        return self.along(q, self.lift(v), shape)
+
     @abstractmethod
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """The letter A: dq = p dt along Σ for a time h."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,20 @@ from tether.window.catalogue import catalogue
 from tether.window.packing import finite_values
 from tether.window.session import Session
 from tether.window.setting import as_values, read_setting
+from tether.window.studio import Studio
 
 __all__ = ["explore"]
 
 PAGE = Path(__file__).parent / "page"
 INSTALL = "pip install 'tether[notebook]' (in a checkout: pip install -e '.[notebook]')"
+
+
+@cache
+def studio() -> Studio:
+    """The process that paints, for all widgets of this one."""
+    started = Studio()
+    atexit.register(started.close)
+    return started
 
 
 def explore(setting: dict[str, Any] | None = None) -> Any:
@@ -40,9 +51,11 @@ def explore(setting: dict[str, Any] | None = None) -> Any:
             self.on_msg(self._receive)
 
         def _receive(self, _: Any, content: Any, buffers: Any) -> None:
-            if isinstance(content, dict) and content.get("type") == "hello":
+            kind = content.get("type") if isinstance(content, dict) else None
+            if kind in ("hello", "bye"):  # a view has been shown, or removed
                 self.close_session()
-                self.session = Session(self._post, frames_per_second=30)
+            if kind == "hello":
+                self.session = Session(self._post, frames_per_second=30, studio=studio())
                 self._post(catalogue(), None)
             elif self.session is not None:
                 self.session.receive(content)

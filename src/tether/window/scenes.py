@@ -8,23 +8,24 @@ __all__ = ["SCENES"]
 
 
 def _langevin(temperature: float) -> dict[str, Any]:
-    fields = {"lr": 0.1, "friction": 1.0, "temperature": temperature}
+    fields = {"lr": 0.2, "friction": 1.0, "temperature": temperature}
     return {"method": "langevin", "fields": fields, "label": f"Langevin, τ = {temperature:g}"}
 
 
 SCENES: list[dict[str, Any]] = [
     {
         "name": "Temperature finds the spiral",
-        "watch": "Three runs differ in temperature alone. Watch the coldest stall at an early shape, the middle one "
-        "fill in the arms, and the hottest shake them away again.",
+        "watch": "Three runs differ in temperature alone: every gradient is of all points, so nothing else is random. "
+        "Watch the hottest find the arms first and keep shaking, the middle one overtake it, and the one without noise "
+        "follow late.",
         "setting": {
             "problem": {"kind": "spiral", "points": 500, "turns": 2.0, "noise": 0.02},
-            "hidden": [40],
-            "activation": "relu",
-            "batch": 25,
+            "hidden": [20],
+            "activation": "tanh",
+            "batch": None,
             "replicas": 10,
             "seed": 0,
-            "dynamics": [_langevin(1e-8), _langevin(1e-5), _langevin(1e-2)],
+            "dynamics": [_langevin(0.0), _langevin(1e-3), _langevin(1e-2)],
         },
     },
     {

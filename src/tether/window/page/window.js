@@ -4,7 +4,7 @@
 const CLASSES = ["#0072b2", "#e08e00", "#009e73", "#cc79a7", "#56b4e9", "#b8a500"]; // can be told apart by all
 const MINE = ["#0072b2", "#d55e00", "#009e73", "#a35a86"];
 const DASHES = [[], [7, 3], [2, 2], [9, 3, 2, 3]];
-const SPEEDS = [[1, "1 step/s"], [10, "10 steps/s"], [100, "100 steps/s"], [1000, "1000 steps/s"], [0, "as fast as it goes"]];
+const SPEEDS = [[1, "1 step/s"], [10, "10 steps/s"], [100, "100 steps/s"], [1000, "1000 steps/s"], [0, "full speed"]];
 const VIEWS = [["weights", "Weights"], ["heat", "Temperature"], ["trail", "Two weights"], ["network", "Network"]];
 
 // ---------------------------------------------------------------- elements
@@ -61,6 +61,14 @@ function words(name, value, change, className = "", about = "") {
   const input = make("input", { value: value, className: className, "aria-label": name, title: about, spellcheck: false, autocomplete: "off" });
   input.addEventListener("input", () => change(input.value));
   return make("label", { className: "field" }, make("span", { title: about }, name), input);
+}
+
+// The letters of a word; each says its equation when it is pointed at or focused.
+function letters(facts, word) {
+  return make("span", { className: "letters" }, ...[...word].map((letter) => {
+    const about = facts.letters[letter] ?? "no such letter";
+    return make("span", { className: "letter", tabIndex: 0, "aria-label": `${letter}: ${about}` }, letter, make("span", { className: "tip" }, about));
+  }));
 }
 
 // ---------------------------------------------------------------- drawing
@@ -160,7 +168,24 @@ function logTicks(low, high) {
   return ticks;
 }
 
-const stepTicks = (last) => [[0, "0"], [0.5, shown(Math.round(last / 2))], [0.97, shown(last)]];
+// Round numbers from low to high, about so many: where each is, and how it is written.
+function ticks(low, high, count) {
+  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].find((m) => m * power >= rough * 0.999) * power, found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push([(k * step - low) / (high - low || 1), shown(+(k * step).toPrecision(6))]);
+  return found;
+}
+
+const stepTicks = (last) => ticks(0, last, 4).map(([at, label]) => [Math.min(at, 0.97), label]);
+
+// Names in their colours along the top, from the right; those that find no place are left out.
+function legend(pen, right, left, names, top = 2) {
+  pen.font = "11px system-ui, sans-serif"; pen.textAlign = "right"; pen.textBaseline = "top"; pen.globalAlpha = 1;
+  for (const [name, colour] of [...names].reverse()) {
+    const wide = pen.measureText(name).width + 18;
+    if (right - wide < left) return;
+    pen.fillStyle = colour; pen.fillText(name, right, top); pen.fillRect(right - wide + 3, top + 4, 11, 3); right -= wide + 6;
+  }
+}
 
 // ---------------------------------------------------------------- the page
 
@@ -185,7 +210,7 @@ class Window {
     this.ink = dark ? "#eceae4" : "#1d2329";
     this.card = dark ? "#1d2226" : "#ffffff"; // as in the style sheet
     this.shades = shades(channels(this.card));
-    this.edge = dark ? 0xffb4b0a8 : 0xff4a4038;
+    this.edge = dark ? 0xff8a867f : 0xff9a938c;
     this.layer = null;
     this.redraw();
   }
@@ -262,20 +287,29 @@ class Window {
       make("div", { className: "bar" }, make("h1", {}, "tether explore"), scene, this.play,
         make("button", { onclick: () => this.step(), title: "s" }, "Step"),
         make("button", { onclick: () => this.apply(true), title: "r" }, "Reset"),
-        make("button", { onclick: () => this.reseed(), title: "n" }, "New seed"), this.speed, this.status, make("span", { className: "room" }),
+        make("button", { onclick: () => this.reseed(), title: "n" }, "New seed"), this.speed, make("span", { className: "room" }),
         make("button", { onclick: () => this.send({ type: "code" }) }, "Show me the code"),
-        make("button", { onclick: (event) => this.share(event.currentTarget) }, "Copy link"),
+        this.address ? make("button", { onclick: (event) => this.share(event.currentTarget) }, "Copy link") : null,
         make("button", { onclick: () => { this.theme(!this.dark); }, "aria-label": "light or dark" }, "◐")),
-      this.gone, this.watch, this.problem, this.views, this.cardbox,
-      make("div", { className: "curves" }, make("figure", {}, this.loss.canvas), make("figure", {}, this.accuracy.canvas)), this.dialog);
+      this.gone, make("div", { className: "story" }, this.watch, this.status), this.problem, this.views, this.cardbox,
+      make("div", { className: "curves" }, make("figure", {}, this.loss.canvas), make("figure", {}, this.accuracy.canvas)),
+      make("p", { className: "reading" }, "Curves: the test set solid, the training set thin, means over replicas; the band is one standard deviation to either side."), this.dialog);
     this.root.onkeydown = (event) => this.key(event);
-    if (!this.listening) { this.listening = true; document.addEventListener("keydown", (event) => { if (event.target === document.body) this.key(event); }); }
+    if (this.pressed) return;
+    this.pressed = (event) => { if (event.target === document.body) this.key(event); };
+    document.addEventListener("keydown", this.pressed);
+  }
+
+  close() {
+    document.removeEventListener("keydown", this.pressed);
+    for (const one of [this.loss, this.accuracy, ...this.cards]) one?.close();
+    this.connection.close();
   }
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA|BUTTON|SUMMARY)$/.test(event.target.tagName)) return;
     const action = { " ": () => this.toggle(), s: () => this.step(), r: () => this.apply(true), n: () => this.reseed() }[event.key];
-    if (action) { event.preventDefault(); action(); }
+    if (action) { event.preventDefault(); event.stopPropagation(); action(); }
   }
 
   toggle() { this.send({ type: "run", on: !this.running }); }
@@ -353,6 +387,7 @@ class Window {
     this.problem.replaceChildren(
       choice("data", kinds.map((kind) => [kind, label[kind]]), s.problem.kind, (kind) => {
         s.problem = { kind, ...Object.fromEntries(Object.entries(this.facts.problems[kind]).map(([name, field]) => [name, field.default])) };
+        this.watch.replaceChildren(); // the scene is no longer what it says
         this.controls(); if (kind !== "csv") this.apply(true);
       }),
       ...(s.problem.kind === "csv" ? [file] : []),
@@ -374,7 +409,7 @@ class Window {
     const who = make("select", { "aria-label": "which replica is drawn", onchange: () => { this.shot.replica = +who.value; this.look(); } }, make("option", { value: -1 }, "mean of all"), ...Array.from({ length: this.setting.replicas }, (_, i) => make("option", { value: i }, "replica " + i)));
     who.value = String(Math.min(this.shot.replica, this.setting.replicas - 1));
     this.pairBox = make("span", { className: "two", hidden: this.shot.shows !== "trail" });
-    this.views.replaceChildren(make("legend", {}, "Below each field"), ...radios, this.pairBox, make("label", {}, "field of", who), make("span", { className: "room" }),
+    this.views.replaceChildren(make("legend", {}, "Instrument"), ...radios, this.pairBox, make("label", {}, "field of", who), make("span", { className: "room" }),
       make("button", { disabled: this.setting.dynamics.length >= this.facts.most.dynamics, onclick: () => { this.setting.dynamics.push({ method: "sgd", fields: { lr: 0.1 }, label: "SGD" }); this.controls(); this.apply(); } }, "+ another dynamics"));
     this.pairNames();
   }
@@ -441,8 +476,9 @@ class Window {
     if (!(low < Infinity)) { pen.fillStyle = this.ink; pen.font = "12px system-ui"; pen.fillText(`no ${title} here`, 50, h / 2); return; }
     if (log) { low = Math.log10(Math.max(low, 1e-6)); high = Math.log10(high) + 0.05; if (high - low < 0.3) low = high - 0.3; } else { low = Math.max(0, Math.min(low, 95) - 2); high = 100; }
     const X = (x) => box[0] + (box[1] - box[0]) * (x / last), Y = (y) => { const v = log ? Math.log10(Math.max(y, 1e-9)) : y; return box[2] + (box[3] - box[2]) * Math.min(1.02, Math.max(0, (v - low) / (high - low))); };
-    const ys = log ? logTicks(low, high) : [0, 0.25, 0.5, 0.75, 1].map((t) => [t, (low + t * (high - low)).toFixed(0)]);
-    axes(pen, w, h, box, this.ink, stepTicks(last), ys, `${title}: test solid, training thin; band: ± one standard deviation over replicas`);
+    const ys = log ? logTicks(low, high) : ticks(low, high, 5);
+    axes(pen, w, h, box, this.ink, stepTicks(last), ys, title);
+    legend(pen, w - 8, box[0] + pen.measureText(title).width + 12, f.rows.map((_, i) => [this.setting.dynamics[i]?.label ?? this.setting.dynamics[i]?.method ?? "parts", MINE[i]]));
     f.rows.forEach((_, i) => {
       const c = f.at["curve" + i];
       if (!c || !c.shape[0]) return;
@@ -472,7 +508,7 @@ class Card {
     this.scores = make("div", { className: "scores" });
     this.error = make("div", { className: "error", role: "alert" });
     this.box = make("div", {});
-    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), this.field.canvas, this.scores, this.plot.canvas, this.box, this.error);
+    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), make("div", { className: "pictures" }, make("div", {}, this.field.canvas, this.scores), this.plot.canvas), this.box, this.error);
     this.fill();
   }
 
@@ -482,7 +518,7 @@ class Card {
 
   head() {
     const { page } = this, methods = Object.keys(page.facts.methods);
-    const select = make("select", { "aria-label": "method of dynamics " + (this.i + 1), onchange: () => this.choose(select.value) }, make("option", { value: "" }, "a table of parts"), ...methods.map((name) => make("option", { value: name }, name)));
+    const select = make("select", { "aria-label": "method of dynamics " + (this.i + 1), onchange: () => this.choose(select.value) }, make("option", { value: "" }, "own table"), ...methods.map((name) => make("option", { value: name }, name)));
     select.value = this.row.method ?? "";
     select.title = this.row.method ? page.facts.methods[this.row.method].about : "your own table";
     select.style.width = "132px";
@@ -506,13 +542,14 @@ class Card {
       row.fields = { ...known.fields, ...row.fields };
       const fields = Object.entries(known.fields).map(([name, standard]) => {
         const change = (x) => { row.fields[name] = x; page.soon(); }, value = row.fields[name];
-        if (typeof standard === "boolean") return make("label", { className: "field" }, make("span", {}, name), make("input", { type: "checkbox", checked: value, "aria-label": name, onchange: (event) => change(event.target.checked) }));
-        if (typeof standard === "string" && !["temperature", "noise", "output_temperature", "slow_weight_decay"].includes(name)) return words(name.replaceAll("_", " "), value, change);
+        if (typeof standard === "boolean") return make("label", { className: "field" }, make("span", { title: page.facts.symbols[name] ?? "" }, name.replaceAll("_", " ")), make("input", { type: "checkbox", checked: value, "aria-label": name, onchange: (event) => change(event.target.checked) }));
+        if (typeof standard === "string" && !["temperature", "noise", "output_temperature", "slow_weight_decay"].includes(name)) return words(name.replaceAll("_", " "), value, change, "", page.facts.symbols[name] ?? "");
         const field = page.facts.numbers[name] ?? page.facts.numbers[name.replace(/^.*_/, "")] ?? (Number.isInteger(standard) ? { default: standard, least: 1, most: 50, whole: true } : { default: standard, least: 0, most: Math.max(1, 5 * standard) });
         return number(name, { ...field, default: standard || 0 }, value === "" ? "" : value, change, page.facts.symbols[name] ?? "");
       });
       this.details = make("details", { ontoggle: () => this.update(this.table) }, make("summary", {}, "Its table of parts"), (this.parts = make("div", {})));
-      this.box.replaceChildren(make("div", { className: "fields" }, ...fields), make("div", { className: "reading" }, known.about), this.details);
+      this.spelled = make("div", { className: "spelled" });
+      this.box.replaceChildren(make("div", { className: "fields" }, ...fields), make("div", { className: "reading", title: known.source }, known.about), this.spelled, this.details);
     } else {
       this.details = null;
       this.parts = make("div", {});
@@ -526,6 +563,7 @@ class Card {
   update(table) {
     this.table = table;
     if (!this.details) return;
+    this.spelled.replaceChildren(...(table ?? []).map((part) => make("div", {}, make("span", {}, part.where), letters(this.page.facts, part.word))));
     if (!this.details.open || this.parts.contains(document.activeElement)) return;
     this.parts.replaceChildren(...(table ?? []).map((part, k) => this.part(structuredClone(table), k, true)), ...(table?.length ? [] : ["torch's own: no parts"]));
   }
@@ -544,9 +582,9 @@ class Card {
       } else if (again) this.rows();
       page.soon();
     };
-    const letters = make("div", { className: "letters" }), reading = make("div", { className: "reading", "data-word": part.word ?? "X" });
+    const spelling = make("div", { className: "letters" }), reading = make("div", { className: "reading", "data-word": part.word ?? "X" });
     const spell = (word) => {
-      letters.replaceChildren(...[...new Set(word)].map((letter) => { const about = page.facts.letters[letter]; return make("span", { className: "letter", tabIndex: 0, "aria-label": `${letter}: ${about ?? "no such letter"}` }, letter, make("span", { className: "tip" }, about ?? "no such letter")); }));
+      spelling.replaceChildren(letters(page.facts, word));
       reading.dataset.word = word;
       page.send({ type: "word", word });
     };
@@ -557,19 +595,23 @@ class Card {
       const box = [choice(name, options, now, (kind) => { if (kind === "none") delete part[name]; else part[name] = { kind, ...(kinds[kind]?.settings ?? {}) }; changed(true); }, kinds[now]?.about ?? "")];
       for (const [key, standard] of Object.entries(kinds[now]?.settings ?? {})) {
         const whole = ["k", "nap"].includes(key), field = key === "share" ? { default: 0.5, least: 0, most: 0.95 } : whole ? { default: 5, least: 1, most: 50, whole } : { default: standard, least: 0.05, most: 20, log: true };
-        box.push(number(key, field, part[name][key] ?? standard, (x) => { part[name][key] = x; changed(false); }));
+        box.push(number(key, field, part[name][key] ?? standard, (x) => { part[name][key] = x; changed(false); }, page.facts.symbols[key] ?? ""));
       }
       return box;
     };
-    const numbers = Object.entries(page.facts.numbers).map(([name, field]) => number(name, field, part[name] ?? field.default, (x) => { part[name] = x; changed(false); }, page.facts.symbols[name]));
+    const numbers = Object.entries(page.facts.numbers).map(([name, field]) => { const box = number(name, field, part[name] ?? field.default, (x) => { part[name] = x; changed(false); }, page.facts.symbols[name]); box.dataset.number = name; return box; });
     const remove = make("button", { "aria-label": `remove part ${k + 1}`, onclick: () => { parts.splice(k, 1); changed(true); } }, "×");
     spell(part.word ?? "X");
-    return make("div", { className: "part" }, make("div", { className: "bar" }, words("where", part.where ?? "*", (text) => { part.where = text; changed(false); }, "where", "a glob on parameter names"), word, parts.length > 1 ? remove : null), letters, reading,
+    return make("div", { className: "part" }, make("div", { className: "bar" }, words("where", part.where ?? "*", (text) => { part.where = text; changed(false); }, "where", "a glob on parameter names"), word, parts.length > 1 ? remove : null), spelling, reading,
       make("div", { className: "fields" }, ...numbers, ...pick("on", "Free"), ...pick("metric", "none"), ...pick("rhythm", "none")));
   }
 
   reading(header) {
-    for (const line of this.box.querySelectorAll(".reading[data-word]")) if (line.dataset.word === header.word) line.textContent = header.about ?? header.error;
+    for (const line of this.box.querySelectorAll(".reading[data-word]")) {
+      if (line.dataset.word !== header.word) continue;
+      line.textContent = header.about ?? header.error;
+      for (const field of line.parentElement.querySelectorAll("[data-number]")) field.classList.toggle("idle", header.uses !== undefined && !header.uses.includes(field.dataset.number));
+    }
   }
 
   draw(f, row, news) {
@@ -663,7 +705,7 @@ class Card {
   heat(f, row, news) {
     if (!news) return;
     const { page } = this, c = f.at["curve" + this.i], kinetic = row.parts.map((part, k) => [part, k]).filter(([part]) => part.measured !== null);
-    const [pen, w, h] = this.plot.open(0.85), ink = page.ink;
+    const [pen, w, h] = this.plot.open(kinetic.length ? 0.85 : 0.12), ink = page.ink;
     if (!kinetic.length || !c || !c.shape[0]) { pen.fillStyle = ink; pen.font = "12px system-ui"; pen.fillText("no momenta: no kinetic temperature", 6, 20); return; }
     const n = c.shape[0], width = c.shape[1], last = Math.max(1, c[(n - 1) * width]), at = (r, k) => c[r * width + k], split = row.parts.some((part) => part.thermostat !== null) ? 0.6 : 1;
     let low = Infinity, high = -Infinity;
@@ -671,13 +713,14 @@ class Card {
     if (!(low < Infinity)) { low = 1e-6; high = 1; }
     low = Math.floor(Math.log10(low)); high = Math.max(low + 1, Math.ceil(Math.log10(high)));
     const box = [42, w - 6, h * split - 18, 16], X = (x) => box[0] + (box[1] - box[0]) * (x / last), Y = (y) => box[2] + (box[3] - box[2]) * Math.min(1, Math.max(0, (Math.log10(Math.max(y, 1e-30)) - low) / (high - low)));
-    axes(pen, w, h, box, ink, stepTicks(last), logTicks(low, high), "kinetic temperature; dots: target");
+    axes(pen, w, h, box, ink, stepTicks(last), logTicks(low, high), "kinetic temperature, target dotted");
     for (const [part, k] of kinetic) {
       pen.strokeStyle = CLASSES[k % 6]; pen.lineWidth = 1.6; pen.beginPath();
       for (let r = 0; r < n; r++) pen.lineTo(X(at(r, 0)), Y(at(r, 10 + 2 * k)));
       pen.stroke();
       if (part.target > 0) { pen.setLineDash([1, 4]); pen.lineWidth = 2; pen.beginPath(); pen.moveTo(box[0], Y(part.target)); pen.lineTo(box[1], Y(part.target)); pen.stroke(); pen.setLineDash([]); }
     }
+    if (kinetic.length > 1) legend(pen, w - 6, box[0] + (split < 1 ? 80 : 190), kinetic.map(([part, k]) => [part.where, CLASSES[k % 6]]), split < 1 ? h * split + 3 : 2);
     if (split < 1) {
       let least = 0, most = 0;
       const thermostats = row.parts.map((part, k) => [part, k]).filter(([part]) => part.thermostat !== null);
@@ -773,9 +816,15 @@ function bySocket() {
 }
 
 function byWidget(model) {
+  let heard;
   return {
-    listen(take) { model.on("msg:custom", (message, buffers) => { const body = buffers?.[0]; take(message, body ? new Uint8Array(body.buffer.slice(body.byteOffset, body.byteOffset + body.byteLength)) : null); }); model.send({ type: "hello" }); },
+    listen(take) {
+      heard = (message, buffers) => { const body = buffers?.[0]; take(message, body ? new Uint8Array(body.buffer.slice(body.byteOffset, body.byteOffset + body.byteLength)) : null); };
+      model.on("msg:custom", heard);
+      model.send({ type: "hello" });
+    },
     send(message) { model.send(message); },
+    close() { model.off("msg:custom", heard); model.send({ type: "bye" }); },
   };
 }
 
@@ -783,7 +832,8 @@ export default {
   render({ model, el }) {
     const root = document.createElement("div");
     el.append(root);
-    new Window(root, byWidget(model), model.get("first") ?? null, false);
+    const shown = new Window(root, byWidget(model), model.get("first") ?? null, false);
+    return () => shown.close();
   },
 };
 
