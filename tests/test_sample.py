@@ -60,17 +60,20 @@ def test_chains_that_do_not_mix_are_told():
 
 
 def test_the_posterior_of_a_linear_model():
-    # y = wx + noise of variance s²: with flat prior w ~ N(Σxy/Σx², s²/Σx²). The mean of squares/(2s²) at τ = 1/N.
+    # y = wx + noise of variance s², prior N(0, s₀²): w ~ N(v Σxy/s², v) with 1/v = Σx²/s² + 1/s₀² (Example 1.3.1).
+    # The mean of squares/(2s²) at τ = 1/N, where weight decay 1/(N s₀²) is the prior.
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 1, generator=generator, dtype=torch.float64)
     y = 1.5 * x + 0.5 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
-    mean, variance = float((x * y).sum() / x.square().sum()), float(0.25 / x.square().sum())
+    prior = 0.01
+    variance = 1 / (float(x.square().sum()) / 0.25 + 1 / prior)
+    mean = variance * float((x * y).sum()) / 0.25
 
     def loss(out, target):
         return (out - target).square().mean() / (2 * 0.25)
 
     ens = Replicas(lambda: nn.Linear(1, 1, bias=False, dtype=torch.float64), n=50)
-    opt = methods.langevin(ens, lr=0.3, friction=1.0, temperature=1 / 40)
+    opt = methods.langevin(ens, lr=0.3, friction=1.0, temperature=1 / 40, weight_decay=1 / (40 * prior))
     at = torch.tensor([[2.0]], dtype=torch.float64)
     draws = tether.sample(ens, opt, (x, y), loss, draws=100, thin=5, burn_in=200, inputs=at)
     error = np.sqrt(variance / float(draws.ess()["weight"]))
