@@ -71,4 +71,5 @@ def test_ranks_that_torchrun_starts_again_end_at_the_same_bits(tmp_path):
     example = HERE.parents[1] / "examples" / "with_torchrun.py"
     done = subprocess.run([*launch, str(example), str(tmp_path)], **rest)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert re.fullmatch(r"(rank [01], step 100, violation \d\.\de-\d\d\n){2}", done.stdout)
+    # twice if a rank did not survive the end of the other one: torchrun then starts both again
+    assert re.fullmatch(r"((rank [01], step 100, violation \d\.\de-\d\d\n){2}){1,2}", done.stdout)
