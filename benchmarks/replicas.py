@@ -1,34 +1,33 @@
 """What a hundred runs cost: microseconds for one step of one replica, ours beside a loop, torch.func.vmap and jax.
 
-    make bench-replicas
-    python benchmarks/replicas.py --rounds 20 --only a b
+    make bench-replicas              # benchmarks/results/replicas.json; a minute
+    python benchmarks/replicas.py --only "100 × [2-20-1], batch 25" --out out/bench
 
 Whole training steps: minibatches, forward, backward, SGD with momentum (for ours the word OBA, which is the same, and
-Langevin dynamics with noise). Each round times every candidate once, in turn, over some steps; figures are medians. jax
-(jit, vmap and scan over the steps) takes part where it is installed.
+Langevin dynamics with noise). jax (jit, vmap and scan over the steps) takes part where it is installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
 import tether
-from step import interleave, mlp, ratio
+from nets import mlp
+from timing import Run as Report
+from timing import arguments, interleave
 
-# name: replicas, widths, batch
-CASES = {
-    "a": (100, (2, 20, 1), 25),
-    "b": (100, (2, 500, 1), 20),
-    "c": (100, (2, 500, 1), 2),
-    "d": (16, (784, 100, 10), 128),
+CASES = {  # replicas, widths, batch, steps of a round
+    "100 × [2-20-1], batch 25": (100, (2, 20, 1), 25, 200),
+    "100 × [2-500-1], batch 20": (100, (2, 500, 1), 20, 100),
+    "100 × [2-500-1], batch 2": (100, (2, 500, 1), 2, 200),
+    "16 × [784-100-10], batch 128": (16, (784, 100, 10), 128, 10),
 }
+FEW = 2  # steps of a round for those that are slow
+TRAIN = "tether.train"
 POINTS, H, MOMENTUM = 500, 0.1, 0.9
 Run = Callable[[], object]
 
@@ -154,36 +153,32 @@ def by_jax(n: int, widths: tuple[int, ...], batch: int, steps: int) -> Run | Non
     return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    print(f"torch {torch.__version__}, {arguments.threads} thread(s), {arguments.rounds} rounds; µs per replica-step")
-    print(f"{'case':<32} {'':<28} {'µs':>8} {'loop / it':>10}")
-    for name in arguments.only:
-        n, widths, batch = CASES[name]
-        few, many = (2, 200) if name != "d" else (2, 10)
-        makers: dict[str, tuple[Run | None, int]] = {
-            "loop over modules": (loop(n, widths, batch, few), few),
-            "torch.func.vmap": (by_vmap(n, widths, batch, few), few),
-            "Replicas: ens(x), backward": (plain(n, widths, batch, many), many),
-            "tether.train": (ours(n, widths, batch, many, word="OBA"), many),
-            "tether.train, BAOAB τ > 0": (ours(n, widths, batch, many, word="BAOAB", temperature=1e-4), many),
-            "jax": (by_jax(n, widths, batch, many), many),
+def measured(case: str, rounds: int, peers: bool) -> dict[str, list[float]]:
+    """Seconds for a step of one replica, round by round."""
+    n, widths, batch, many = CASES[case]
+    makers: dict[str, tuple[Run | None, int]] = {
+        TRAIN: (ours(n, widths, batch, many, word="OBA"), many),
+        "tether.train, BAOAB, τ > 0": (ours(n, widths, batch, many, word="BAOAB", temperature=1e-4), many),
+        "Replicas: ens(x), backward, step": (plain(n, widths, batch, many), many),
+    }
+    if peers:
+        makers |= {
+            "jax: jit, vmap, scan": (by_jax(n, widths, batch, many), many),
+            "torch.func.vmap": (by_vmap(n, widths, batch, FEW), FEW),
+            "loop over modules": (loop(n, widths, batch, FEW), FEW),
         }
-        calls = {label: run for label, (run, _) in makers.items() if run is not None}
-        began = time.perf_counter()
-        times = interleave(calls, arguments.rounds, name)
-        scaled = {label: [t / makers[label][1] / n for t in series] for label, series in times.items()}
-        title = f"({name}) {n} × [{'-'.join(map(str, widths))}], batch {batch}"
-        for label, series in scaled.items():
-            gain = ratio(scaled["loop over modules"], series)
-            print(f"{title:<32} {label:<28} {1e6 * statistics.median(series):>8.1f} {gain:>10.1f}", flush=True)
-            title = ""
-        print(f"{'':<32} took {time.perf_counter() - began:.0f} s", flush=True)
+    times = interleave({label: run for label, (run, _) in makers.items() if run is not None}, rounds, case, warm=1)
+    return {label: [t / makers[label][1] / n for t in series] for label, series in times.items()}
+
+
+def main() -> None:
+    options = arguments(__doc__, rounds=11, quick=7, threads=(2,), cases=tuple(CASES))
+    run = Report("replicas", "What a hundred runs cost", options, ("jax",))
+    for _ in run.threads():
+        table = run.table("whole training step of one replica", TRAIN, "µs", shows="time")
+        for case in options.only:
+            table.add(case, measured(case, options.rounds, options.peers))
+    run.write()
 
 
 if __name__ == "__main__":
