@@ -40,6 +40,8 @@ def shown(path: Path) -> str:
 
 def table(one: dict[str, Any]) -> str:
     """Candidates as rows, cases as columns; or a plot, if the cases count something."""
+    if not one["rows"]:
+        return ""
     if one["axis"]:
         return _growth(one)
     threads = f"{one['threads']} thread{'s' * (one['threads'] != 1)}"
