@@ -56,7 +56,7 @@ sanitize: setup
 	LD_PRELOAD="$(ASAN)" OMP_NUM_THREADS=2 $(BIN)/python tests/hostile/kernel_trial.py
 
 # Each program writes benchmarks/results/NAME.json. All of them take about 15 minutes on two quiet cores.
-BENCH = step growth constraints replicas multirate path measure sharded explore
+BENCH = step growth constraints replicas multirate path measure instruments sharded explore
 bench: $(BENCH:%=bench-%)
 	$(BIN)/python benchmarks/quote.py
 
@@ -64,6 +64,7 @@ bench-%: setup
 	$(BIN)/python -W ignore benchmarks/$*.py
 
 bench-measure: bench-peers
+bench-instruments: bench-peers
 bench-constraints: bench-peers
 bench-replicas: bench-peers
 
@@ -71,7 +72,7 @@ bench-replicas: bench-peers
 bench-peers: setup
 	$(BIN)/python -m pip install -q -c constraints.txt jax
 	$(BIN)/python -m pip install -q --no-deps -c constraints.txt pogo-torch \
-		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd
+		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd loss-landscapes
 
 # Three minutes: `make bench-quick OUT=out/before`, the change, `make bench-quick OUT=out/after`, and compare the two.
 OUT ?= out/bench

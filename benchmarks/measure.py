@@ -26,11 +26,11 @@ POINTS = 51
 OURS, NAIVE = "tether", "a loop"
 
 
-def loop(net: nn.Module, start: dict, end: dict, data: tuple, moving: str = "") -> list[float]:
+def loop(net: nn.Module, start: dict, end: dict, data: tuple, moving: str = "", points: int = POINTS) -> list[float]:
     """The literal line: only tensors whose names begin with `moving` go along it."""
     losses = []
     with torch.no_grad():
-        for a in torch.linspace(0, 1, POINTS).tolist():
+        for a in torch.linspace(0, 1, points).tolist():
             goes = {name: (1 - a) * start[name] + a * x for name, x in end.items() if name.startswith(moving)}
             net.load_state_dict({**end, **goes})
             losses.append(nn.functional.cross_entropy(net(data[0]), data[1]).item())
