@@ -37,4 +37,5 @@ while opt.param_groups[0]["step"] < 100:
         weights, state = get_state_dict(model, opt)
         dcp.save({"model": weights, "opt": state}, checkpoint_id=str(FOLDER))
 print(f"rank {rank}, step 100, violation {opt.violation():.1e}\n", end="")
+dist.barrier()  # no rank leaves while another one still works
 dist.destroy_process_group()
