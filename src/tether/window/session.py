@@ -32,7 +32,7 @@ Shots = tuple[list[Snapshot], dict[str, Any], tuple[int, Setting]]  # with the v
 class Session:
     """Trains what a page asks for and sends it frames; `send` is called from any thread."""
 
-    def __init__(self, send: Send, frames_per_second: float = 31.0, studio: Studio | None = None) -> None:
+    def __init__(self, send: Send, frames_per_second: float = 32.0, studio: Studio | None = None) -> None:
         self._send, self._pause, self._gallery = send, 1 / frames_per_second, Gallery(studio)
         self._commands: deque[Mapping[str, Any]] = deque()
         self._wake, self._wanted, self._shot = threading.Event(), threading.Event(), threading.Event()

@@ -78,7 +78,7 @@ function letters(facts, word) {
 class Sheet {
   constructor(label, page, ratio, className = "") {
     this.canvas = make("canvas", { role: "img", "aria-label": label, className });
-    this.pen = this.canvas.getContext("2d");
+    this.pen = this.canvas.getContext("2d", { alpha: false });
     this.page = page; this.wide = 0; this.inView = false; this.ratio = 0; this.pixels = [0, 0];
     const sized = ([entry]) => { const box = entry.devicePixelContentBoxSize?.[0]; this.wide = entry.contentRect.width; this.pixels = box ? [box.inlineSize, box.blockSize] : [0, 0]; this.open(this.ratio); page.redraw(); };
     this.resized = new ResizeObserver(sized);
@@ -94,7 +94,6 @@ class Sheet {
     const exact = density <= 2 && Math.abs(this.pixels[1] - high * density) < 2, scale = Math.min(2, density);
     const w = exact ? this.pixels[0] : Math.round(wide * scale), h = exact ? this.pixels[1] : Math.round(high * scale);
     if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
-    this.held = null; // what was drawn to stay
     pen.setTransform(w / wide, 0, 0, h / high, 0, 0);
     pen.fillStyle = this.page.card;
     pen.fillRect(0, 0, wide, high);
@@ -119,7 +118,7 @@ function shades(ground) {
 
 class Picture {
   // a small image, drawn large; its rows come from below
-  constructor(className = "") { this.canvas = make("canvas", { className, "aria-hidden": "true" }); this.pen = this.canvas.getContext("2d"); }
+  constructor() { this.canvas = document.createElement("canvas"); this.pen = this.canvas.getContext("2d"); }
   pixels(side) {
     if (!this.image || this.image.width !== side) { this.canvas.width = this.canvas.height = side; this.image = this.pen.createImageData(side, side); this.colours = new Uint32Array(this.image.data.buffer); }
     return this.colours;
@@ -204,7 +203,7 @@ class Window {
     this.setting = null; this.tables = []; this.names = []; this.points = []; this.frame = null; this.cards = [];
     this.running = false; this.shot = { replica: -1, pair: [0, 1], shows: "weights" }; this.sent = 0; this.frames = 0; this.seen = [];
     this.due = false; this.news = false; // is a drawing under way, and does it bring more than moving pictures?
-    this.slices = Array.from({ length: 4 }, () => new Picture());
+    this.pictures = Array.from({ length: 4 }, () => [new Picture(), new Picture()]);
     root.classList.add("tether");
     this.theme(localTheme());
     connection.listen((header, body) => this.take(header, body), (word) => this.lost(word));
@@ -513,12 +512,11 @@ class Card {
   constructor(page, i) {
     this.page = page; this.i = i;
     this.field = new Sheet("decision field of dynamics " + (i + 1), page, 1);
-    this.ground = new Picture("ground"); // the field itself, below the points: small, and scaled by the browser
     this.plot = new Sheet("instrument of dynamics " + (i + 1), page, 0.7, "plot");
     this.scores = make("div", { className: "scores" });
     this.error = make("div", { className: "error", role: "alert" });
     this.box = make("div", {});
-    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), make("div", { className: "pictures" }, make("div", {}, make("div", { className: "field" }, this.ground.canvas, this.field.canvas), this.scores), this.plot.canvas), this.box, this.error);
+    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), make("div", { className: "pictures" }, make("div", {}, this.field.canvas, this.scores), this.plot.canvas), this.box, this.error);
     this.fill();
   }
 
@@ -631,13 +629,11 @@ class Card {
   }
 
   say(f) {
-    const all = f.at.fields, density = f.at["density" + this.i], there = all && this.i < all.shape[0];
-    this.ground.canvas.hidden = !f.classes || !there;
-    const size = there ? all.length / all.shape[0] : 0, field = there ? all.subarray(this.i * size, (this.i + 1) * size) : null;
-    if (field && f.classes) return this.classes(f, field, all.shape.at(-1));
-    const [pen, w, h] = this.field.open(1);
-    if (density) this.well(pen, w, h, f, density);
-    else if (field) this.line(pen, w, h, f, field, all.shape.at(-1));
+    const [pen, w, h] = this.field.open(1), all = f.at.fields, density = f.at["density" + this.i];
+    if (density) return this.well(pen, w, h, f, density);
+    if (!all || this.i >= all.shape[0]) return;
+    const size = all.length / all.shape[0], field = all.subarray(this.i * size, (this.i + 1) * size);
+    if (f.classes) this.classes(pen, w, h, f, field, all.shape.at(-1)); else this.line(pen, w, h, f, field, all.shape.at(-1));
   }
 
   tell(row) {
@@ -650,8 +646,8 @@ class Card {
     if (this.told !== lines.join("\n")) { this.told = lines.join("\n"); this.scores.replaceChildren(...lines.map((line) => make("div", {}, line))); }
   }
 
-  classes(f, field, side) {
-    const { page } = this, { shades } = page, pixels = this.ground.pixels(side), area = side * side, floor = 255 / f.classes, stretch = 255 / (255 - floor);
+  classes(pen, w, h, f, field, side) {
+    const { page } = this, { shades } = page, picture = page.pictures[this.i][0], pixels = picture.pixels(side), area = side * side, floor = 255 / f.classes, stretch = 255 / (255 - floor);
     for (let row = 0, from = 0; row < side; row++) for (let i = 0, to = (side - 1 - row) * side; i < side; i++, from++, to++) {
       const v = field[from], right = i + 1 < side ? field[from + 1] : v, above = row + 1 < side ? field[from + side] : v;
       if (f.classes === 2) {
@@ -660,13 +656,8 @@ class Card {
         if (near > 0) pixels[to] = mixed(pixels[to], page.boundary, near / slope);
       } else pixels[to] = right !== v || above !== v ? page.edge : shades[256 * v + Math.max(0, Math.round((field[area + from] - floor) * stretch))];
     }
-    this.ground.shown();
-    const { wide } = this.field, layer = page.dots(wide || 260, wide || 260);
-    if (this.field.held === layer) return;
-    const [pen, w, h] = this.field.open(1); // the points stay where they are
-    pen.clearRect(0, 0, w, h);
-    pen.drawImage(layer, 0, 0, w, h);
-    this.field.held = layer;
+    pen.drawImage(picture.shown(), 0, 0, w, h);
+    pen.drawImage(page.dots(w, h), 0, 0, w, h);
   }
 
   line(pen, w, h, f, field, n) {
@@ -752,7 +743,7 @@ class Card {
     for (const x of logs) if (Number.isFinite(x)) { low = Math.min(low, x); high = Math.max(high, x); }
     const ground = page.dark ? 30 : 255, reach = page.dark ? 110 : -120;
     pen.imageSmoothingEnabled = true;
-    const picture = page.slices[this.i], pixels = picture.pixels(side);
+    const picture = page.pictures[this.i][1], pixels = picture.pixels(side);
     for (let k = 0; k < side * side; k++) {
       const t = (logs[k] - low) / (high - low || 1), v = Math.max(0, Math.min(255, Math.round(ground + reach * t)));
       pixels[(side - 1 - Math.floor(k / side)) * side + (k % side)] = (255 << 24) | (v << 16) | (v << 8) | v;
