@@ -215,8 +215,8 @@ def U(θ, p, R, Q, h, γ, τ, m=1.0):
 
     Here x = γh, η = e^{−x}, φ = (1 − η)/γ, s = √(τm(1 − η²)) as in O, and ψ = (x − 2 tanh(x/2))/x². It is the exact
     solution of dθ = p/m dt, dp = −γp dt + √(2γτm) dW: θ and p get the two correlated normals of the integrated and of
-    the plain Ornstein–Uhlenbeck process. γ = 0 is A. In the word UBU (Alamo Zapatero, 2017; Sanz-Serna and Zygalakis, 2021)
-    the kick is the only error.
+    the plain Ornstein–Uhlenbeck process. γ = 0 is A. In the word UBU (Alamo Zapatero, 2017; Sanz-Serna and
+    Zygalakis, 2021) the kick is the only error.
     """
     x = times(γ, h)
     η, s = exp(-x), sqrt(-τ * m * expm1(-2 * x))
