@@ -233,6 +233,13 @@ def matches(name: str, where: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in where.split("|"))
 
 
+def known_names(names: Sequence[str], where: str = "") -> str:
+    """Says how parameters are named, for an error on a glob that matches none."""
+    inside = f"{where}.*"
+    hint = f"did you mean {inside!r}? " if where and any(matches(name, inside) for name in names) else ""
+    return f"{hint}parameters are named {', '.join(map(repr, names[:6]))}" + (", …" if len(names) > 6 else "")
+
+
 def match(named: Named, parts: Sequence[Part]) -> list[Named]:
     """Give each parameter to the first part whose glob matches its name.
 
@@ -257,8 +264,7 @@ def match(named: Named, parts: Sequence[Part]) -> list[Named]:
             why = (
                 f"an earlier part takes all it matches ({', '.join(hit[:3])}): put the narrower part first"
                 if hit
-                else f"parameters are named {', '.join(repr(name) for name, _ in named[:6])}"
-                + (", …" if len(named) > 6 else "")
+                else known_names([name for name, _ in named], part.where)
             )
             raise ValueError(f"part {part.where!r} matches no parameter; {why}")
     return taken
