@@ -5,7 +5,7 @@ letters.
 """
 
 from tether import data, hamiltonian, letters, measure, methods, noise, surfaces, words
-from tether.constrain import constrain, decay_groups
+from tether.constrain import constrain, decay_groups, violation
 from tether.ensemble import replicas
 from tether.ensemble.replicas import Replicas
 from tether.ensemble.tempering import exchange, temper, tempering_weights
@@ -60,6 +60,7 @@ __all__ = [
     "temper",
     "tempering_weights",
     "train",
+    "violation",
     "words",
 ]
 __version__ = "0.2.0"

@@ -274,7 +274,8 @@ def adaptive_langevin(
     `coupling` is the published ε, which multiplies a sum over all N weights of the thermostat. A step with 2h²εNτ > 1
     is refused: use a smaller `coupling` for wide layers, or ``normalised=True``, which divides it by N. The published
     form is the default for every width. With ``normalised=True`` the right `coupling` is much larger, of the order of
-    1/τ.
+    1/τ. The defaults are for training. To sample, take ``coupling=1/τ, normalised=True, noise=(2*τ)**0.5``: with the
+    published ones the thermostat takes very long to reach a small τ.
     """
     parts = thermostats(model, per, word=word, temperature=temperature, coupling=coupling, noise=noise)
     return Optimizer(model, parts, lr=lr, **options)
@@ -405,7 +406,7 @@ def orthogonal_cola_ud(
 @cites(MULTIRATE)
 def multirate_sgd(
     model: torch.nn.Module,
-    fast: str,
+    fast: str | Sequence[str],
     k: int = 5,
     lr: float = 0.05,
     momentum: float = 0.9,
@@ -418,11 +419,12 @@ def multirate_sgd(
 ) -> Optimizer:
     """Multirate SGD with momentum (Algorithms 5.1 to 5.3): `fast` every step with h/k, the rest every k steps with h.
 
-    Between its steps no gradient of the slow part is computed. `drift` spreads its step over them (5.1) instead of
-    taking it at once (5.2). `batchnorm` and `slow_eval`: see `tether.rhythms.multirate.set_clocks`. Tied weights
-    move once; `fast` must match all of their names or none.
+    Between its steps no gradient of the slow part is computed: its parameters have ``requires_grad=False`` until
+    ``opt.release()``, or the optimizer's end. `fast` is a glob, or several. `drift` spreads the slow step over them
+    (5.1) instead of taking it at once (5.2). `batchnorm` and `slow_eval`: see `tether.rhythms.multirate.set_clocks`.
+    Tied weights move once; `fast` must match all of their names or none.
     """
-    k = whole_steps("", "k", k)
+    k, fast = whole_steps("", "k", k), fast if isinstance(fast, str) else "|".join(fast)
     one_clock(model, fast)
     friction = _friction(momentum)
     decay = weight_decay if slow_weight_decay is None else slow_weight_decay

@@ -84,6 +84,7 @@ ROWS = {
     "BAFEFAB": word("BAFEFAB"),
     "OBABO": word("OBABO"),
     "ABOBA": word("ABOBA"),
+    "UBU": word("UBU"),
     "BAOAB at infinite friction": word("BAOAB", friction=inf),
 }
 

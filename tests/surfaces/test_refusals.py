@@ -92,6 +92,23 @@ def test_on_must_be_a_surface(on, net):
         tether.constrain(torch.optim.SGD(net.named_parameters(), lr=0.1), {"weight": on})
 
 
+@pytest.mark.parametrize("surface", [Circle(), Sphere(), Orthogonal()], ids=str)
+def test_a_letter_of_flat_space_is_refused_on_a_surface(surface, net):
+    with pytest.raises(ValueError, match=r"the word 'UBU' on .*: U has no exact map on a surface.*word='BAOAB'"):
+        tether.Optimizer(net, [tether.Part("weight", word="UBU", on=surface), tether.Part("*")], lr=0.1)
+
+
+def test_a_word_changed_to_one_of_flat_space_is_refused():
+    net = linear()
+    opt = tether.Optimizer(net, [tether.Part("weight", word="BAOAB", on=Sphere()), tether.Part("*")], lr=0.1)
+    opt.param_groups[0]["word"] = "UBU"
+    before = net.weight.detach().clone()
+    net(torch.ones(4)).sum().backward()
+    with pytest.raises(ValueError, match="U has no exact map"):
+        opt.step()
+    assert torch.equal(net.weight, before)
+
+
 @pytest.mark.parametrize(
     ("fields", "match"),
     [

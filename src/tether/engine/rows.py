@@ -21,7 +21,7 @@ from tether.engine.placed import replaced, stacks
 from tether.engine.thermostat import check_thermostat
 from tether.engine.values import entries_in, noisy, symbols, zero
 from tether.metrics.metric import Metric
-from tether.part import NUMERIC, check_kinds, number
+from tether.part import NUMERIC, check_kinds, check_word, number
 from tether.rhythms import SHORT, Rhythm, rhythm_of
 from tether.rhythms.waiting import give_back
 from tether.surfaces import Free, Surface
@@ -122,7 +122,7 @@ class Row:
             changed = any(group[name] != value for name, value in fields.items())
             row["rhythm"] = None if changed else self.rhythm
         rhythm = rhythm_of(where, row)
-        word = parse(group["word"])
+        word = check_word(where, row)
         rhythm.check(where, row)
         if self.metric is not None:
             self.metric.check(where, row)

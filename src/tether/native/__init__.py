@@ -108,7 +108,7 @@ class KernelError(RuntimeError):
     """The kernel refused its arguments; it has written nothing."""
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # one that an interrupt has left closed does not stop its own thread
 
 
 def library() -> ctypes.CDLL | None:
@@ -118,6 +118,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def _built() -> build.Built | str:
+    if _build_once.cache_info().currsize:
+        return _build_once()
     with _lock:  # two threads, one compiler
         return _build_once()
 

@@ -70,7 +70,7 @@ def named_methods() -> dict[str, dict[str, Any]]:
             continue
         method: Any = getattr(methods, name)
         said = inspect.cleandoc(method.__doc__).partition("\n")[0]
-        found[name] = {"about": said, "source": methods.citation(name), "fields": _fields(method)}
+        found[name] = {"about": said.replace("`", ""), "source": methods.citation(name), "fields": _fields(method)}
     about = "Adam as torch has it, for comparison"
     found[ADAM] = {"about": about, "source": "D. Kingma, J. Ba. Adam. ICLR 2015", "fields": {"lr": 0.005}}
     return found
