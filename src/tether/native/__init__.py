@@ -89,9 +89,9 @@ KERNELS = {
     "bounded": "nnn aaaaaaa nn an",
     "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
     "gradients": "nnn aaaaaaaaa nnn a n aaaa nn",
-    "ahead": "aaaa nnnn",
-    "back": "aaa nnnn",
-    "divide": "aaa dd a nnn",
+    "ahead": "aaaa nnnnn",
+    "back": "aaa nnnnn",
+    "divide": "aaa dd a nnnn",
     "kinks": "nnnn aaaaaaaaa n",
 }
 INTEGER = {"shuffle": "nnun aa", "words": "nnn aaaaa nn"}  # the same, of those that know no dtype
