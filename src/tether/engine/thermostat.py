@@ -49,9 +49,17 @@ def check_thermostat(
     if isinstance(fast, torch.Tensor) and not readable:
         return
     for x, bound in ((fast, FASTEST), (strong, STRONGEST)):
-        if not (x.abs().amax() if isinstance(x, torch.Tensor) else abs(x)) <= bound:
+        if not _largest(x) <= bound:
             _look_closer(group, size, state, resting, fast, strong, ranks)
             return
+
+
+def _largest(x: Any) -> float:
+    """The largest |x|; nan where one is nan."""
+    if not isinstance(x, torch.Tensor):
+        return abs(x)
+    least, most = torch.aminmax(x)
+    return max(-least.item(), most.item())
 
 
 def _look_closer(

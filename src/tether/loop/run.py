@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -92,10 +93,18 @@ class Run:
     def look(self) -> None:
         """Choose how to compute gradients and how to step: hooks must be called if there are any."""
         self.fast = None if self.perceptrons is None or hooked_anywhere(self.model) else self.perceptrons
-        # torch wraps `step` for its profiler and for hooks, which costs as much as moving a few small nets
+        # torch wraps `step` and `zero_grad` for its profiler and for hooks, which costs as much as a few small nets
+        plain = type(self.opt).zero_grad is torch.optim.Optimizer.zero_grad and "zero_grad" not in vars(self.opt)
+        self.clear: Any = self._clear if plain else self.opt.zero_grad
         self.advance: Any = self.opt.step
         if isinstance(self.opt, Optimizer) and not _watched(self.opt):
             self.advance = self.opt.advance
+
+    def _clear(self) -> None:
+        """What torch's `zero_grad` does."""
+        for group in self.opt.param_groups:
+            for param in group["params"]:
+                param.grad = None
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -132,11 +141,13 @@ class Run:
         kept: list[torch.Tensor] = []
 
         def closure() -> torch.Tensor:
-            losses = self.gradients(batch)
-            kept.append(losses.detach())
-            if not self.tested or len(kept) == 1:  # a proposal may lead anywhere, and is rejected then
-                self._judge(losses.detach(), step, log)
-            return losses.detach() if self.tested else losses.detach().sum()
+            losses = self.gradients(batch).detach()
+            kept.append(losses)
+            total = losses.sum()
+            # a proposal may lead anywhere, and is rejected then
+            if not math.isfinite(total.item()) and (not self.tested or len(kept) == 1):
+                self._judge(losses, step, log)
+            return losses if self.tested else total
 
         while True:
             kept.clear()
@@ -149,20 +160,20 @@ class Run:
                 self._stop(error.replicas or (0,), step, log, "a gradient that is not finite")
                 if len(log.stopped) == self.n:
                     break
-        return kept[0] if self.many else kept[0].squeeze(0)
+        return kept[0]
 
     def gradients(self, batch: Any) -> torch.Tensor:
-        """Losses of all replicas, with gradients in place."""
+        """Losses of all replicas, or the loss of one network, with gradients in place."""
         if self.fast is not None:
             losses = self.fast(batch)
             if self.trusted:
                 self.opt.finite = self.fast.finite  # type: ignore[attr-defined]
             return losses
-        self.opt.zero_grad()
+        self.clear()
         with torch.enable_grad():
             losses = self._losses(batch)
             if losses.requires_grad:
-                losses.sum().backward()
+                (losses.sum() if self.many else losses).backward()
             elif any(p.requires_grad for p in self.model.parameters()):
                 raise ValueError("the loss does not depend on the parameters: is it detached, or made under no_grad?")
         return losses
@@ -192,9 +203,9 @@ class Run:
         return one_loss(self.loss(out, fitted(self.loss, out, y)))
 
     def _judge(self, losses: torch.Tensor, step: int, log: Log) -> None:
-        if not bool(losses.isfinite().all()):
-            lost = (~losses.isfinite()).nonzero().flatten().tolist()
-            self._stop([i for i in lost if i not in log.stopped], step, log, "a loss that is not finite")
+        """Stop the replicas whose loss is not finite."""
+        lost = (~losses.isfinite()).reshape(-1).nonzero().flatten().tolist()
+        self._stop([i for i in lost if i not in log.stopped], step, log, "a loss that is not finite")
 
     def _stop(self, replicas: Sequence[int], step: int, log: Log, why: str) -> None:
         """Stop replicas, with a warning."""

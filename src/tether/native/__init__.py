@@ -88,7 +88,7 @@ KERNELS = {
     "finite": "naan",
     "bounded": "nnn aaaaaaa nn an",
     "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
-    "gradients": "nnn aaaaaaaaa nnn a n aaaa nn",
+    "gradients": "nnn aaaaaaaaa nnn a n aaa nn",
     "ahead": "aaaa nnnnn",
     "back": "aaa nnnnn",
     "divide": "aaa dd a nnnn",
@@ -504,15 +504,17 @@ def shuffle(points: int, key: int, step: int, layout: Layout) -> torch.Tensor:
 
 def gradients(
     dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
-) -> None:
-    """Losses and gradients of many perceptrons; `tether.ensemble.perceptrons` lays out and checks the arguments."""
+) -> int:
+    """Losses and gradients of many perceptrons; returns how many have a gradient that is not finite.
+
+    `tether.ensemble.perceptrons` lays out and checks the arguments.
+    """
     at = [None if x is None else x.buffer_info()[0] for x in tables]
-    x, y, points, index, kind, losses, faulty, room = data
+    x, y, points, index, kind, losses, room = data
     threads = min(torch.get_num_threads(), sizes[0])
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
-    results = [losses.data_ptr(), faulty.data_ptr()]
-    rest = [index.data_ptr(), kind, *results, product(dtype), scratch.data_ptr(), room, threads]
-    call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
+    rest = [index.data_ptr(), kind, losses.data_ptr(), product(dtype), scratch.data_ptr(), room, threads]
+    return call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
 
 
 def finite(tensors: Sequence[torch.Tensor]) -> bool | None:
