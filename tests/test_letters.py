@@ -299,7 +299,7 @@ def test_a_letter_that_cannot_be_registered(alphabet, name, arguments, changes, 
 
 # The fast path and the plain one
 
-WORDS = ["X", "L", "OBA", "ABO", "BAB", "BAOA", "BAOAB", "UBU", "ABOBA", "OBABO", "BACDEDCAB", "BAFEFAB"]
+WORDS = ["X", "L", "OBA", "ABO", "MN", "BAB", "BAOA", "BAOAB", "UBU", "ABOBA", "OBABO", "BACDEDCAB", "BAFEFAB"]
 WORDS_WITH_CLOSURE = ["BABAB", "XX", "XH", "OABABAO", "UBUBU"]
 
 

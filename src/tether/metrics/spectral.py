@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Spectral", "orthogonalised"]
 
+EPS = 1e-7
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 SCALES = ("original", "match_rms_adamw", "none")
 
@@ -30,8 +31,8 @@ class Spectral(Metric):
 
     The step −hv that a word would make, v = UΣVᵀ, becomes the matrix of spectral norm h s that is most aligned with it.
     With the word MN it is Muon (Jordan et al., 2024), with X it has no momentum. UVᵀ comes from `orthogonalised`, in
-    float32 or wider, for all matrices of one shape at once. It does not depend on the length of v, so the gradient may
-    have any scale. Weights of convolutions are matrices out × (in · kernel).
+    float32 or wider, for all matrices of one shape at once. It does not depend on the length of v, unless that is below
+    10⁻⁷. Weights of convolutions are matrices out × (in · kernel).
 
     A word with noise is refused: the noise would be orthogonalised too. So is a parameter without two axes; give it a
     part of its own, as `tether.methods.muon` does.
@@ -113,16 +114,19 @@ class Spectral(Metric):
         for one in block.writes():  # to copies alone
             one()
         home, momenta = block.pick(block.params), block.pick(block.momenta)
-        values = []
-        for x, step in zip(home, self.directions(block.θ, block.lanes.batched), strict=True):
-            η = h.to(step).view(-1, *[1] * (x.dim() - 1)) if per_replica(h) else h
-            new = (x.detach() * (1 - η * self.decay) if self.decay else x.detach()) + η * step
-            values.append(unless_bad(block.bad, x, new.to(x.dtype)))
-        moved = [unless_bad(block.bad, p, new) for p, new in zip(momenta, block.p, strict=True)]
-        return [write(torch._foreach_copy_, [*home, *momenta], [*values, *moved])] if home else []
+        start = [x.detach() for x in home]
+        steps = self.directions(block.θ, h, block.lanes.batched)
+        if self.decay:
+            left = 1 - h * self.decay
+            shares = [left.to(x).view(-1, *[1] * (x.dim() - 1)) if per_replica(h) else left for x in start]
+            start = [x * share for x, share in zip(start, shares, strict=True)]
+        values = [*torch._foreach_add(start, steps), *block.p] if start else []
+        if block.bad is not None:
+            values = [unless(block.bad, x, new) for x, new in zip([*home, *momenta], values, strict=True)]
+        return [write(torch._foreach_copy_, [*home, *momenta], values)] if home else []
 
-    def directions(self, steps: Sequence[torch.Tensor], batched: bool) -> list[torch.Tensor]:
-        """s UVᵀ for each step, those of one shape together; if `batched`, the first axis is the replica."""
+    def directions(self, steps: Sequence[torch.Tensor], h: Any, batched: bool) -> list[torch.Tensor]:
+        """hs UVᵀ for each step, those of one shape together; if `batched`, the first axis is the replica."""
         alike: dict[Any, list[int]] = {}
         for i, step in enumerate(steps):
             alike.setdefault((step.shape, step.dtype), []).append(i)
@@ -130,10 +134,11 @@ class Spectral(Metric):
         for which in alike.values():
             first = steps[which[0]]
             matrices = torch.stack([steps[i] for i in which])
-            matrices = matrices.flatten(0, 1) if batched else matrices
-            wide = torch.float64 if first.dtype is torch.float64 else torch.float32
-            flat = orthogonalised(matrices.flatten(2).to(wide), self.steps, self.coefficients)
-            flat = flat * self.factor(*flat.shape[1:])
+            matrices = (matrices.flatten(0, 1) if batched else matrices).flatten(2)
+            wide = matrices.to(torch.float64 if first.dtype is torch.float64 else torch.float32)
+            each = h.to(wide).repeat(len(which)).view(-1, 1, 1) if per_replica(h) else h
+            flat = orthogonalised(wide, self.steps, self.coefficients, EPS * each)
+            flat = (flat * (self.factor(*flat.shape[1:]) * each)).to(first.dtype)
             for i, step in zip(which, flat.view(len(which), *first.shape), strict=True):
                 found[i] = step
         return found
@@ -146,14 +151,15 @@ class Spectral(Metric):
 
 
 def orthogonalised(
-    matrices: torch.Tensor, steps: int = 5, coefficients: Sequence[float] = COEFFICIENTS
+    matrices: torch.Tensor, steps: int = 5, coefficients: Sequence[float] = COEFFICIENTS, least: Any = 0.0
 ) -> torch.Tensor:
     """UVᵀ of each matrix UΣVᵀ, roughly, by the iteration X ← aX + bXXᵀX + c(XXᵀ)²X from X = M/‖M‖ on.
 
     The iteration maps every singular value σ to aσ + bσ³ + cσ⁵ and needs nothing but products (Jordan et al., 2024).
     With (1.5, −0.5, 0) it is that of Newton and Schulz, which converges to UVᵀ. A matrix of zeros stays one.
 
-    >>> orthogonalised(torch.tensor([[[3.0, 0.0], [0.0, 2.0]]]), steps=10, coefficients=(1.5, -0.5, 0.0)).round(decimals=4)
+    >>> matrices = torch.tensor([[[3.0, 0.0], [0.0, 2.0]]])
+    >>> orthogonalised(matrices, steps=10, coefficients=(1.5, -0.5, 0.0)).round(decimals=4)
     tensor([[[1., 0.],
              [0., 1.]]])
 
@@ -161,21 +167,24 @@ def orthogonalised(
         matrices: number × rows × columns.
         steps: how many iterations.
         coefficients: a, b, c.
+        least: matrices of a smaller norm are divided by this instead of their norm; a number, or one for each.
     """
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    top = x.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) if x.numel() else 1.0
-    x = x / top  # squares of large or small numbers leave the range
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    if not x.numel():
+        return matrices
+    tiny = torch.finfo(x.dtype).tiny
+    top = x.abs().amax((-2, -1), keepdim=True).clamp_min(tiny)  # squares of large or small numbers leave the range
+    norm = torch.linalg.matrix_norm(x / top, keepdim=True).clamp_min(tiny)
+    least = torch.as_tensor(least, dtype=x.dtype, device=x.device).view(-1, 1, 1).clamp_min(tiny)
+    x = x / top * ((top * norm / least).clamp_max(1.0) / norm)
     for _ in range(steps):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
-def unless_bad(bad: torch.Tensor | None, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def unless(bad: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """The new values, but the old ones of replicas, or of all, whose gradient is bad."""
-    if bad is not None and bad.dim():
-        bad = bad.view(-1, *[1] * (old.dim() - 1))
-    return kept(bad, old.detach(), new)
+    return kept(bad.view(-1, *[1] * (old.dim() - 1)) if bad.dim() else bad, old.detach(), new)
