@@ -36,6 +36,7 @@ class Run:
         loss: Loss,
         batch: int | None,
         replacement: bool,
+        order: str,
         each: bool,
         seed: int,
         compiled: bool,
@@ -54,10 +55,14 @@ class Run:
         if data is None and batch is not None:
             raise ValueError("there are no points to take a batch of: data=None is for a loss of the model alone")
         if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, torch.Tensor) for d in data):
-            self._cut(data[0], data[1], batch, replacement, seed, compiled)
+            self._cut(data[0], data[1], batch, (seed, replacement, order), compiled)
         elif data is not None:
             if batch is not None:
                 raise ValueError("batch= cuts tensors: data that come in batches already are taken as they are")
+            if order != "shuffled":
+                raise ValueError(
+                    f"order={order!r} is of minibatches of tensors: data that come in batches have their own"
+                )
             self.ready = ReadyMade(data, resumable)
         moved = {id(p) for group in opt.param_groups for p in group["params"]}
         self.tested = isinstance(opt, Optimizer) and any(row.rhythm.tested for row in opt.rows)
@@ -65,7 +70,7 @@ class Run:
         self.look()
 
     def _cut(
-        self, x: torch.Tensor, y: torch.Tensor, batch: int | None, replacement: bool, seed: int, compiled: bool
+        self, x: torch.Tensor, y: torch.Tensor, batch: int | None, how: tuple[int, bool, str], compiled: bool
     ) -> None:
         """Set up minibatches of tensors, and compiled gradients where they are supported."""
         axis = int(self.each)
@@ -78,7 +83,7 @@ class Run:
         self.x, self.y = x, y
         first = next(iter(self.model.parameters()))
         lanes = self.model.replicas if isinstance(self.model, Replicas) else getattr(first, "replicas", None)
-        self.stream = Minibatches(x.shape[axis], batch, lanes, seed, replacement)
+        self.stream = Minibatches(x.shape[axis], batch, lanes, *how)
         if compiled and self.many:
             wide = y.unsqueeze(-1) if known and y.dim() == 1 + axis else y
             self.perceptrons = Perceptrons.make(self.model, x, wide, self.loss, self.each)

@@ -67,9 +67,8 @@ class Runner:
         data = self.problem.train
         self.parameters = list(self.nets.parameters())
         self.batch = None if data is None or s.batch is None or s.batch >= len(data[0]) else s.batch
-        self.run = Run(
-            self.nets, self.opt, data, self.problem.loss, self.batch, False, False, s.seed, True, resumable=False
-        )
+        how = (False, "shuffled", False, s.seed, True)
+        self.run = Run(self.nets, self.opt, data, self.problem.loss, self.batch, *how, resumable=False)
 
     def advance(self) -> None:
         """One step of the optimizer. What the library refuses is kept to be shown; then the run rests."""
