@@ -268,7 +268,7 @@ class Row:
         """The same where ξ takes part: a body that can take all of it does, else all go piece by piece."""
         ξ, whole = self.thermostat(), composed.whole
         if whole is not None and len(bodies) == 1 and bodies[0].kernel is True:
-            self.scalars["ξ"] = new = ξ.to(torch.float64, copy=True)
+            self.scalars["ξ"] = new = ξ.clone() if ξ.dtype is torch.float64 else ξ.double()
             bodies[0].take(whole, name, new)
         else:
             found = in_pieces(bodies, composed.pieces, ξ.item() if self.readable and not ξ.dim() else ξ, name)

@@ -315,6 +315,13 @@ class Layout:
         self.at = tuple(None if x is None else x.buffer_info()[0] for x in (self.sizes, self.first, self.lane))
         self.blocks = sum(-(-size // BLOCK) for size in counts)
         self.large = sum(counts) * rows >= SMALL
+        self._sums: array[float] | None = None
+
+    def sums(self) -> array[float]:
+        """Room for pᵀp of every block, which no two calls need at once."""
+        if self._sums is None:
+            self._sums = array("d", bytes(8 * (self.rows * self.blocks + 1)))
+        return self._sums
 
 
 class Noise(NamedTuple):
@@ -357,8 +364,8 @@ def prepared(
     if ξ is not None:
         if not plain(ξ, torch.float64) or ξ.numel() != layout.rows:
             raise KernelError(f"thermostats {ξ!r}: there must be {layout.rows} of torch.float64, one for each replica")
-        sums = torch.empty(layout.rows * layout.blocks + 1, dtype=torch.float64, device="cpu")
-        thermostat = ξ.data_ptr(), sums.data_ptr()
+        sums = layout.sums()
+        thermostat = ξ.data_ptr(), sums.buffer_info()[0]
     named = array("q", draws).tobytes() if draws else None, len(draws), step
     arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys or None, *named)
     rest = (formulas.number, formulas.table, formulas.steps, formulas.stride, formulas.tape, *thermostat, threads)
