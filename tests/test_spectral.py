@@ -79,9 +79,9 @@ def test_muon_is_torchs_to_the_rounding_of_bfloat16(choice):
         assert (x - y).norm() < 0.03 * (y - start).norm()
 
 
-def test_the_word_mn_is_torchs_sgd_with_nesterovs_momentum():
+def test_the_word_mv_is_torchs_sgd_with_nesterovs_momentum():
     ours, theirs = Matrices(torch.float64), Matrices(torch.float64)
-    push(ours, tether.Optimizer(ours, lr=0.1, word="MN", friction=-math.log(0.9), weight_decay=0.01))
+    push(ours, tether.Optimizer(ours, lr=0.1, word="MV", friction=-math.log(0.9), weight_decay=0.01))
     push(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01))
     for x, y in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-14, atol=1e-14)

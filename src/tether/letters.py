@@ -301,10 +301,10 @@ def S(θ, p, h, m=1.0):
 
 
 @letter("θ", flow=False)
-def N(θ, p, g, h, γ):
+def V(θ, p, g, h, γ):
     """Nesterov's step as torch has it: θ ← θ − h (g + e^{−γ} p).
 
-    After M, which leaves p ← e^{−γ} p + g. The word MN is ``torch.optim.SGD(lr=h, momentum=μ, nesterov=True)``.
+    After M, which leaves p ← e^{−γ} p + g. The word MV is ``torch.optim.SGD(lr=h, momentum=μ, nesterov=True)``.
     """
     return θ - h * (g + exp(-γ) * p)
 

@@ -520,7 +520,7 @@ def muon(
     Args:
         model: a module, or `Replicas`.
         lr: h.
-        momentum: μ of the words MS and MN, p ← μp + g.
+        momentum: μ of the words MS and MV, p ← μp + g.
         nesterov: UΣVᵀ is g + μp instead of p.
         weight_decay: λ of the matrices; it is no part of the gradient. Others are not decayed.
         adjust_lr: s, the scale of `Spectral`: ``"original"`` or ``"match_rms_adamw"``.
@@ -535,7 +535,7 @@ def muon(
     rest = [Part("*", lr=lr if other_lr is None else other_lr)] if len(whole) < len(named) else []
     fields = _descent(momentum)
     if nesterov and momentum:
-        fields["word"] = "MN"
+        fields["word"] = "MV"
     return Optimizer(model, [*parts, *rest], lr=lr, **fields, **options)
 
 

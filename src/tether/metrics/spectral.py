@@ -30,7 +30,7 @@ class Spectral(Metric):
     """Steepest descent in the spectral norm (Bernstein and Newhouse, 2024): θ ← (1 − hλ)θ − h s UVᵀ.
 
     The step −hv that a word would make, v = UΣVᵀ, becomes the matrix of spectral norm h s that is most aligned with it.
-    With the word MN it is Muon (Jordan et al., 2024), with X it has no momentum. UVᵀ comes from `orthogonalised`, in
+    With the word MV it is Muon (Jordan et al., 2024), with X it has no momentum. UVᵀ comes from `orthogonalised`, in
     float32 or wider, for all matrices of one shape at once. It does not depend on the length of v, unless that is below
     10⁻⁷. Weights of convolutions are matrices out × (in · kernel).
 
@@ -92,7 +92,7 @@ class Spectral(Metric):
         if "σ" in word.needs or ("R" in word.needs and (isinstance(τ, torch.Tensor) or τ != 0)):
             raise MetricError(
                 f"{part}: {self!r} would turn the noise of {row['word']!r} into a part of the direction: use "
-                "temperature=0, or a word without noise such as 'MN'"
+                "temperature=0, or a word without noise such as 'MV'"
             )
 
     def measure(self, model: nn.Module) -> Mapping[str, Any]:
