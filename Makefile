@@ -56,7 +56,7 @@ sanitize: setup
 	LD_PRELOAD="$(ASAN)" OMP_NUM_THREADS=2 $(BIN)/python tests/hostile/kernel_trial.py
 
 # Each program writes benchmarks/results/NAME.json. All of them take about 15 minutes on two quiet cores.
-BENCH = step growth constraints replicas multirate path measure instruments sharded explore
+BENCH = step growth constraints muon replicas multirate path measure instruments sharded explore
 bench: $(BENCH:%=bench-%)
 	$(BIN)/python benchmarks/quote.py
 

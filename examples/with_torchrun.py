@@ -20,7 +20,6 @@ import tether
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else "out/with_torchrun") / "state"
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-
 torch.manual_seed(0)
 model = fully_shard(nn.Sequential(nn.Linear(2, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 2)))
 opt = tether.methods.orthogonal_cola_ud(model, lr=0.2, friction=1.0, temperature=1e-6, free=["0.*", "4.*"])
@@ -37,4 +36,5 @@ while opt.param_groups[0]["step"] < 100:
         weights, state = get_state_dict(model, opt)
         dcp.save({"model": weights, "opt": state}, checkpoint_id=str(FOLDER))
 print(f"rank {rank}, step 100, violation {opt.violation():.1e}\n", end="")
+dist.barrier()  # no rank leaves while another one still works
 dist.destroy_process_group()

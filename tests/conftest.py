@@ -2,6 +2,7 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from importlib.metadata import entry_points
@@ -11,6 +12,8 @@ import torch
 
 collect_ignore_glob = ["clients/*_cases.py"]  # they import clients, in processes of their own
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the background; tests of Ctrl-C want it to work
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # many small tensors: a second thread only adds noise to the clock
 
 

@@ -68,6 +68,56 @@ def test_o_keeps_the_precision_of_a_small_friction():
     np.testing.assert_allclose(found, math.sqrt(2e-12) * R, rtol=1e-11)
 
 
+def test_u_solves_drift_and_ornstein_uhlenbeck_together():
+    """Means and covariance of the integrated process, as printed: ⟨θ²⟩, ⟨θp⟩ and ⟨p²⟩ from a start at 0."""
+    η, m = math.exp(-γ * h), 1.7
+    mean = LETTERS["U"](tensor(θ), tensor(p), 0 * tensor(R), 0 * tensor(R), h, γ, τ, m=m)
+    same(mean[0], θ + (1 - η) / (γ * m) * p)
+    same(mean[1], η * p)
+    factor = np.array(
+        [[float(x) for x in LETTERS["U"](0.0, 0.0, *pair, h, γ, τ, m=m)] for pair in ((1.0, 0.0), (0.0, 1.0))]
+    )
+    of_θ = τ / (m * γ**2) * (2 * γ * h - 3 + 4 * η - η**2)
+    of_both, of_p = τ / γ * (1 - η) ** 2, τ * m * (1 - η**2)
+    np.testing.assert_allclose(factor.T @ factor, [[of_θ, of_both], [of_both, of_p]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("number", [float, tensor], ids=["float", "tensor"])
+def test_u_at_its_limits(number):
+    """No friction is A, an infinite one redraws p, no time does nothing; small frictions keep their digits."""
+
+    def both(**given):
+        values = {"p": p, "R": R, "Q": g, "h": h, "γ": γ, **given}
+        vectors = [tensor(θ), *(tensor(values[s]) for s in ("p", "R", "Q"))]
+        return LETTERS["U"](*vectors, values["h"], number(values["γ"]), τ)
+
+    for γ_, p_ in ((0.0, p), (math.inf, math.sqrt(τ) * R)):
+        found = both(γ=γ_)
+        same(found[0], θ + (h * p if γ_ == 0 else 0))
+        same(found[1], p_)
+    for γ_ in (γ, math.inf):
+        found = both(h=0.0, γ=γ_)
+        same(found[0], θ)
+        same(found[1], p)
+    for x in (1e-12, 1e-6, 1e-3):  # x/12 (1 − x²/10 + …)
+        assert float(tether.letters.lag(number(x))) == pytest.approx(x / 12 * (1 - x**2 / 10), rel=1e-12)
+    below, above = (float(tether.letters.lag(number(x))) for x in (1.0, 1 + 1e-15))
+    assert below == pytest.approx(above, rel=1e-14)
+    assert below == pytest.approx(1 - 2 * math.tanh(0.5), rel=1e-14)
+
+
+def test_u_over_two_halves_is_u_over_the_whole_in_law():
+    def law(time):
+        unit = np.eye(2)
+        move = np.array([[float(x) for x in LETTERS["U"](*e, 0.0, 0.0, time, γ, τ)] for e in unit]).T
+        root = np.array([[float(x) for x in LETTERS["U"](0.0, 0.0, *e, time, γ, τ)] for e in unit]).T
+        return move, root @ root.T
+
+    (M, V), (half, v) = law(h), law(h / 2)
+    np.testing.assert_allclose(half @ half, M, rtol=1e-13)
+    np.testing.assert_allclose(half @ v @ half.T + v, V, rtol=1e-12)
+
+
 # Adaptive Langevin dynamics
 
 
@@ -224,7 +274,7 @@ def test_a_letter_that_moves_position_and_momentum_at_once(alphabet, foreach):
 
 
 def test_added_letters_are_gone_after_their_test():
-    assert "".join(sorted(LETTERS)) == "ABCDEFHLMOSX"
+    assert "".join(sorted(LETTERS)) == "ABCDEFHLMOSUVX"
 
 
 @pytest.mark.parametrize(
@@ -249,8 +299,8 @@ def test_a_letter_that_cannot_be_registered(alphabet, name, arguments, changes, 
 
 # The fast path and the plain one
 
-WORDS = ["X", "L", "OBA", "ABO", "BAB", "BAOA", "BAOAB", "ABOBA", "OBABO", "BACDEDCAB", "BAFEFAB"]
-WORDS_WITH_CLOSURE = ["BABAB", "XX", "XH", "OABABAO"]
+WORDS = ["X", "L", "OBA", "ABO", "MV", "BAB", "BAOA", "BAOAB", "UBU", "ABOBA", "OBABO", "BACDEDCAB", "BAFEFAB"]
+WORDS_WITH_CLOSURE = ["BABAB", "XX", "XH", "OABABAO", "UBUBU"]
 
 
 def run_on_a_network(word, foreach, weight_decay, dtype):

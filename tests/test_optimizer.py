@@ -342,7 +342,7 @@ def test_a_checkpoint_of_other_words_is_refused_and_changes_nothing():
 def test_a_checkpoint_of_another_optimizer_is_refused():
     model = network()
     saved = torch.optim.SGD(model.parameters(), lr=0.1).state_dict()
-    with pytest.raises(ValueError, match="runs the word 'X', but the checkpoint was saved with None"):
+    with pytest.raises(ValueError, match="of another optimizer, not of tether's"):
         Optimizer(model, lr=0.1).load_state_dict(saved)
 
 

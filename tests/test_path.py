@@ -347,12 +347,17 @@ def test_the_kernel_and_torch_agree(p, monkeypatch):
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_the_way_down_a_chain_and_autograd_agree(p, monkeypatch):
-    net = nn.Sequential(nn.Flatten(), relu_net(6, 5, 7, 2), nn.LeakyReLU(0.2), relu_net(2, 3, bias=False))
-    assert len(traced_graph(net)[0].chain) == 4
-    fast = Path(p).scales(net, (2, 3))
+    def build():
+        return nn.Sequential(nn.Flatten(), relu_net(6, 5, 7, 2), nn.LeakyReLU(0.2), relu_net(2, 3, bias=False))
+
+    net, ens = build(), Replicas(build, 3)
+    assert len(traced_graph(net)[0].chain) == len(traced_graph(ens)[0].chain) == 4
+    fast = [Path(p).scales(each, (2, 3)) for each in (net, ens, ens[2])]
+    assert all(torch.equal(γ[2], fast[2][name]) for name, γ in fast[1].items())
     monkeypatch.setattr("tether.metrics.path._down_a_chain", lambda *_: None)
-    for name, γ in Path(p).scales(net, (2, 3)).items():
-        torch.testing.assert_close(fast[name], γ, rtol=1e-13, atol=0)
+    for each, found in zip((net, ens), fast, strict=False):
+        for name, γ in Path(p).scales(each, (2, 3)).items():
+            torch.testing.assert_close(found[name], γ, rtol=1e-13, atol=0)
     for other in (nn.Sequential(net, nn.LeakyReLU(3.0)), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), Skip()):
         assert traced_graph(other)[0].chain == ()
 

@@ -92,6 +92,33 @@ def test_a_single_net_is_one_chain_and_quantities_are_functions():
     )
     assert draws["norm"].shape == (1, 7)
     assert draws.record.steps[-1] == 6 + 21  # the burn-in is a multiple of thin
+    with pytest.raises(ValueError, match="compares chains, and there is one"):
+        draws.rhat()
+    assert "1 chains of 7 draws" in str(draws)
+    with pytest.raises(KeyError, match="outputs are kept with"):
+        draws["output"]
+
+
+def test_a_thermostat_that_minibatches_heat_or_that_has_not_warmed_up_is_told():
+    # mean squared error at τ = 2s²/N: the posterior of the noise s, whose prior is flat
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=generator)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(60, 1, generator=generator)
+    exact = (0.09 * torch.linalg.inv(x.T @ x)).diagonal().sqrt()
+    τ = 2 * 0.09 / 60
+
+    def widths(make, draws, **fields):
+        ens = Replicas(lambda: nn.Linear(4, 1, bias=False), n=8)
+        opt = make(ens, temperature=τ, **fields)
+        found = tether.sample(ens, opt, (x, y), functional.mse_loss, draws=draws, burn_in=500, batch=10)
+        return found.variance("weight").sqrt().flatten() / exact
+
+    with pytest.warns(UserWarning, match="too wide: take a smaller lr"):
+        widths(methods.langevin, 100, lr=0.3)
+    with pytest.warns(UserWarning, match="too narrow: take a longer burn_in, and a larger coupling"):
+        widths(methods.adaptive_langevin, 100, lr=0.1)
+    advised = {"coupling": 1 / τ, "normalised": True, "noise": (2 * τ) ** 0.5}
+    assert (widths(methods.adaptive_langevin, 300, lr=0.1, **advised) - 1).abs().max() < 0.12
 
 
 @pytest.mark.parametrize("field", ["draws", "thin", "burn_in"])

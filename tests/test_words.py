@@ -34,6 +34,7 @@ def beats(*rows):
         ("BAOAB", beats(("B", 0.5, 0.5), ("A", 0, 0.5), ("O", 0, 1), ("A", 0, 0.5))),
         ("ABOBA", beats(("B", 0, 0.5), ("O", 0, 1), ("B", 0, 0.5), ("A", 0, 1))),
         ("OBABO", beats(("B", 0.5, 0), ("O", 0.5, 0.5), ("B", 0, 0.5), ("A", 0, 1))),
+        ("UBU", beats(("B", 0, 1), ("U", 0, 1))),
         ("OABAO", beats(("B", 0, 1), ("A", 0, 0.5), ("O", 0, 1), ("A", 0, 0.5))),
         (
             "BACDEDCAB",
@@ -65,7 +66,7 @@ def test_cyclic_rotations_are_one_program(words):
     assert len({parse(word).program for word in words}) == 1
 
 
-@pytest.mark.parametrize("word", ["X", "L", "OBA", "BAOAB", "OBABO", "BACDEDCAB", "BABAB", "XX", "ABABA"])
+@pytest.mark.parametrize("word", ["X", "L", "OBA", "BAOAB", "OBABO", "BACDEDCAB", "BABAB", "UBUBU", "XX", "ABABA"])
 def test_every_letter_runs_for_the_whole_step_in_all(word):
     parsed = parse(word)
     program = parsed.program or [beat for stage in parsed.stages for beat in stage]
@@ -114,7 +115,7 @@ def test_a_word_prints_as_its_program():
 @pytest.mark.parametrize(
     ("word", "at", "problem"),
     [
-        ("BAQAB", 2, "unknown letter 'Q' in the word 'BAQAB': letters are ABCDEFHLMOSX"),
+        ("BAQAB", 2, "unknown letter 'Q' in the word 'BAQAB': letters are ABCDEFHLMOSUVX"),
         ("BAoAB", 2, "unknown letter 'o' in the word 'BAoAB': did you mean 'O'?"),
         ("x", 0, "unknown letter 'x' in the word 'x': did you mean 'X'?"),
         ("B A", 1, "unknown letter ' ' in the word 'B A'"),

@@ -37,4 +37,5 @@ lines = [
     f"largest difference from one process {(whole - alone[2].weight).abs().max():.1e}",
 ]
 sys.stdout.write("; ".join(lines) + "\n")
+dist.barrier()  # no rank leaves while another one still works
 dist.destroy_process_group()

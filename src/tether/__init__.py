@@ -5,13 +5,14 @@ letters.
 """
 
 from tether import data, hamiltonian, letters, measure, methods, noise, surfaces, words
-from tether.constrain import constrain, decay_groups
+from tether.constrain import constrain, decay_groups, violation
 from tether.ensemble import replicas
 from tether.ensemble.replicas import Replicas
 from tether.ensemble.tempering import exchange, temper, tempering_weights
 from tether.loop.sample import Draws, sample
 from tether.loop.train import Record, train
 from tether.metrics.path import Path
+from tether.metrics.spectral import Spectral
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.rhythms import Every, Merge, Metropolis, Sleep
@@ -40,6 +41,7 @@ __all__ = [
     "Replicas",
     "Schedule",
     "Sleep",
+    "Spectral",
     "Sphere",
     "constrain",
     "data",
@@ -60,6 +62,7 @@ __all__ = [
     "temper",
     "tempering_weights",
     "train",
+    "violation",
     "words",
 ]
 __version__ = "0.2.0"

@@ -18,13 +18,14 @@ from tether.engine.given import lanes_of, stacked
 from tether.engine.moving import Moving
 from tether.engine.placed import Stack, place, stacks, write
 from tether.engine.programs import Program
+from tether.engine.readings import furthest
 from tether.optimizer import Optimizer
-from tether.part import matches
+from tether.part import known_names, matches
 from tether.sharded.collected import Collected
 from tether.sharded.ranks import admit_sharded, ranks_of
 from tether.surfaces import Surface
 
-__all__ = ["constrain", "decay_groups", "is_constrained"]
+__all__ = ["constrain", "decay_groups", "is_constrained", "violation"]
 
 # The momenta of torch's optimizers, by their keys in the state, that are steps up to a factor. Adam's first moments are
 # not: they are divided by second moments, entry by entry. Projected, they would be large where no gradient has been yet
@@ -157,6 +158,30 @@ def constrain(optimizer: torch.optim.Optimizer, surfaces: Mapping[str, Surface])
     return _hold(optimizer, chosen)
 
 
+def violation(optimizer: torch.optim.Optimizer) -> Any:
+    """How far the parameters are from their surfaces: the largest |g|, with replicas one for each.
+
+    Of an optimizer that `constrain` was given, or of a `tether.Optimizer`.
+
+    >>> from tether.surfaces import Sphere
+    >>> model = torch.nn.Linear(4, 4)
+    >>> opt = constrain(torch.optim.AdamW(model.named_parameters(), lr=0.1), {"weight": Sphere()})
+    >>> violation(opt) < 1e-6
+    True
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer.violation()
+    if optimizer not in KEPT:
+        raise ValueError(
+            f"nothing constrains this {type(optimizer).__name__}: tether.constrain(opt, {{glob: surface}}) first"
+        )
+    worst = torch.zeros(1, dtype=torch.float64)
+    for held in KEPT[optimizer]:
+        named = list(zip(held.names, held.params, strict=True))
+        worst = torch.maximum(worst, furthest(named, held.surface, held.lanes, optimizer.state, held.ranks))
+    return worst if len(worst) > 1 else float(worst)
+
+
 def is_constrained(optimizer: torch.optim.Optimizer) -> bool:
     """Has the optimizer parameters that `constrain` keeps on a surface?"""
     return optimizer in KEPT
@@ -186,9 +211,10 @@ def _choose(
             admit_sharded(name, param, surface, None, stacked(param), state=False)
             params.append(param)
             names.append(name)
+    known = [name for group in optimizer.param_groups for name in group["param_names"]]
     for where, (_, params, _) in chosen.items():
         if not params:
-            raise ValueError(f"{where!r} matches no parameter of the optimizer")
+            raise ValueError(f"{where!r} matches no parameter of the optimizer; {known_names(known)}")
     return list(chosen.values())
 
 

@@ -11,6 +11,7 @@ symbol   meaning                                                     field of `P
 g        loss gradient at θ, weight decay included
 g0       the first gradient of this step (words with a closure)
 R        fresh standard normals
+Q        further ones, independent of R
 h        duration of this letter: the step size over its count       ``lr``
 γ τ m    friction, temperature, mass                                 ``friction, temperature, mass``
 ξ        the part's thermostat                                       ``thermostat`` (its start)
@@ -37,7 +38,7 @@ import torch
 
 __all__ = ["LETTERS", "SCALARS", "SYMBOLS", "VECTORS", "Letter", "letter"]
 
-VECTORS = ("θ", "p", "g", "g0", "R")
+VECTORS = ("θ", "p", "g", "g0", "R", "Q")
 SCALARS = ("h", "γ", "τ", "m", "ξ", "ε", "σ", "p2", "N")
 SYMBOLS = VECTORS + SCALARS
 
@@ -54,6 +55,7 @@ class Letter:
     scalars: tuple[str, ...]
     limit: str = ""
     options: tuple[str, ...] = ()  # symbols that it can do without: arguments with a default
+    curved: bool = True  # is there a map for it on a surface?
 
     @property
     def kicks(self) -> bool:
@@ -64,6 +66,11 @@ class Letter:
     def moves(self) -> bool:
         """Does it change the parameters? A gradient computed before is then stale."""
         return "θ" in self.changes
+
+    @property
+    def draws(self) -> int:
+        """How many normals it takes for each entry."""
+        return ("R" in self.needs) + ("Q" in self.needs)
 
     @property
     def equation(self) -> str:
@@ -81,12 +88,14 @@ class Letter:
 LETTERS: dict[str, Letter] = {}
 
 
-def letter(*changes: str, flow: bool = True, limit: str = "") -> Callable[[Callable[..., Any]], Letter]:
+def letter(
+    *changes: str, flow: bool = True, limit: str = "", curved: bool = True
+) -> Callable[[Callable[..., Any]], Letter]:
     """Register a function as a letter that changes the given symbols.
 
     ``flow=True`` says that two applications in a row equal one of the summed duration (in law), as for every exact
     solution; neighbours are then merged. `limit` is a word whose limit of infinite friction is this letter. On a
-    surface that word is run instead.
+    surface that word is run instead. ``curved=False`` says that there is no map for it on a surface.
     """
 
     def register(function: Callable[..., Any]) -> Letter:
@@ -104,7 +113,7 @@ def letter(*changes: str, flow: bool = True, limit: str = "") -> Callable[[Calla
         if not changes or not set(changes) <= {"θ", "p", "ξ"}:
             raise ValueError(f"letter {name} changes {changes}: say which of θ, p, ξ, e.g. @letter('p')")
         scalars = tuple(symbol for symbol in (*needs, *options) if symbol in SCALARS)
-        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars, limit, options)
+        LETTERS[name] = Letter(name, function, needs, changes, flow, scalars, limit, options, curved)
         return LETTERS[name]
 
     return register
@@ -132,6 +141,29 @@ def shrink(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return torch.where(x == 0, 1.0, -torch.expm1(-x) / torch.where(x == 0, 1.0, x))
     return x.shrink()
+
+
+def lag(x: Any) -> Any:
+    """(x − 2 tanh(x/2))/x², which is x/12 near x = 0 and 1/x for large x.
+
+    The plain difference loses all digits for small x. There it is x/(4K + x²) with the continued fraction of tanh,
+    K = 3 + y/(5 + y/(7 + …)) and y = x²/4.
+    """
+    if isinstance(x, int | float):
+        return (1 - 2 * math.tanh(x / 2) / x) / x if x > 1 else x / (4 * _fraction(x * x / 4) + x * x)
+    if isinstance(x, torch.Tensor):
+        small, large = x.clamp(max=1), x.clamp(min=1)
+        near = small / (4 * _fraction(small * small / 4) + small * small)
+        return torch.where(x > 1, (1 - 2 * torch.tanh(large / 2) / large) / large, near)
+    return x.lag()
+
+
+def _fraction(y: Any) -> Any:
+    """3 + y/(5 + y/(7 + …)), to the last bit of float64 for y ≤ 1/4."""
+    found = 15.0
+    for odd in (13.0, 11.0, 9.0, 7.0, 5.0, 3.0):
+        found = odd + y / found
+    return found
 
 
 def times(γ: Any, h: Any) -> Any:
@@ -175,6 +207,21 @@ def O(p, R, h, γ, τ, m=1.0):
     """
     x = times(γ, h)
     return exp(-x) * p + sqrt(-τ * m * expm1(-2 * x)) * R
+
+
+@letter("θ", "p", curved=False)
+def U(θ, p, R, Q, h, γ, τ, m=1.0):
+    """Drift and Ornstein–Uhlenbeck together: θ ← θ + (φ/m)(p + sR/(1 + η)) + h√(2τψ/m) Q, p ← ηp + sR.
+
+    Here x = γh, η = e^{−x}, φ = (1 − η)/γ, s = √(τm(1 − η²)) as in O, and ψ = (x − 2 tanh(x/2))/x². It is the exact
+    solution of dθ = p/m dt, dp = −γp dt + √(2γτm) dW: θ and p get the two correlated normals of the integrated and of
+    the plain Ornstein–Uhlenbeck process. γ = 0 is A. In the word UBU (Alamo Zapatero, 2017; Sanz-Serna and
+    Zygalakis, 2021) the kick is the only error.
+    """
+    x = times(γ, h)
+    η, s = exp(-x), sqrt(-τ * m * expm1(-2 * x))
+    θ = θ + h * shrink(x) / m * (p + s / (1 + η) * R) + h * sqrt(2 * τ / m * lag(x)) * Q
+    return θ, η * p + s * R
 
 
 # Adaptive Langevin dynamics, (2.59)
@@ -251,6 +298,15 @@ def M(p, g, γ):
 def S(θ, p, h, m=1.0):
     """Step along the momentum (5.1): θ ← θ − h p/m."""
     return θ - h / m * p
+
+
+@letter("θ", flow=False)
+def V(θ, p, g, h, γ):
+    """Nesterov's step as torch has it: θ ← θ − h (g + e^{−γ} p).
+
+    After M, which leaves p ← e^{−γ} p + g. The word MV is ``torch.optim.SGD(lr=h, momentum=μ, nesterov=True)``.
+    """
+    return θ - h * (g + exp(-γ) * p)
 
 
 @letter("θ", flow=False)

@@ -190,7 +190,13 @@ def reference(
 
 def naming(seed: int, step: int, draws: Sequence[int], names: tuple[str, ...]) -> native.Noise:
     """The noise of some names, as the kernel takes it."""
-    return native.Noise(keys(seed, names), int(checked("step", step)), [int(checked("draw", draw)) for draw in draws])
+    return native.Noise(keys(seed, names), int(checked("step", step)), checked_draws(tuple(draws)))
+
+
+@lru_cache(maxsize=1 << 8)
+def checked_draws(draws: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of draws, looked at once."""
+    return tuple([int(checked("draw", draw)) for draw in draws])
 
 
 class Normals:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from tether.engine.advice import TRANSLATIONS
+from tether.letters import LETTERS
 from tether.metrics.metric import Metric
 from tether.rhythms import SHORT, Rhythm, rhythm_of
 from tether.surfaces import Free, Surface
-from tether.words import parse
+from tether.words import Word, parse
 
 __all__ = ["Part"]
 
@@ -115,7 +116,6 @@ def check(row: Mapping[str, Any]) -> None:
     """Raise unless every value of a row is valid and its choices can be combined."""
     check_kinds(row)
     where = f"part {row['where']!r}"
-    parse(row["word"])
     for name in NUMERIC:
         if name in ENTRYWISE and isinstance(row[name], torch.Tensor) and row[name].dim() > 1:
             entrywise(where, name, row[name])
@@ -124,6 +124,7 @@ def check(row: Mapping[str, Any]) -> None:
     number(where, "thermostat", row["thermostat"], allow_negative=True, replicas=None)
     if not isinstance(row["on"], Surface | Free):
         raise TypeError(f"{where}: on={row['on']!r} must be a surface, e.g. on=tether.Orthogonal()")
+    check_word(where, row)
     if not isinstance(row["metric"], Metric | None):
         raise TypeError(f"{where}: metric={row['metric']!r} must be a metric, e.g. metric=tether.Path(), or None")
     if isinstance(row["rhythm"], str):
@@ -131,6 +132,18 @@ def check(row: Mapping[str, Any]) -> None:
     if row["metric"] is not None:
         row["metric"].check(where, row)
     rhythm_of(where, row).check(where, row)
+
+
+def check_word(where: str, row: Mapping[str, Any]) -> Word:
+    """The word of a row; raises for a letter that has no map on its surface."""
+    word, surface = parse(row["word"]), row["on"]
+    flat = [] if isinstance(surface, Free) else [name for name in word.text if not LETTERS[name].curved]
+    if flat:
+        raise ValueError(
+            f"{where}: the word {word.text!r} on {surface!r}: {flat[0]} has no exact map on "
+            "a surface; split it into letters that have one, e.g. word='BAOAB', or leave out on=..."
+        )
+    return word
 
 
 def check_kinds(row: Mapping[str, Any]) -> None:
@@ -220,6 +233,13 @@ def matches(name: str, where: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in where.split("|"))
 
 
+def known_names(names: Sequence[str], where: str = "") -> str:
+    """Says how parameters are named, for an error on a glob that matches none."""
+    inside = f"{where}.*"
+    hint = f"did you mean {inside!r}? " if where and any(matches(name, inside) for name in names) else ""
+    return f"{hint}parameters are named {', '.join(map(repr, names[:6]))}" + (", …" if len(names) > 6 else "")
+
+
 def match(named: Named, parts: Sequence[Part]) -> list[Named]:
     """Give each parameter to the first part whose glob matches its name.
 
@@ -244,8 +264,7 @@ def match(named: Named, parts: Sequence[Part]) -> list[Named]:
             why = (
                 f"an earlier part takes all it matches ({', '.join(hit[:3])}): put the narrower part first"
                 if hit
-                else f"parameters are named {', '.join(repr(name) for name, _ in named[:6])}"
-                + (", …" if len(named) > 6 else "")
+                else known_names([name for name, _ in named], part.where)
             )
             raise ValueError(f"part {part.where!r} matches no parameter; {why}")
     return taken

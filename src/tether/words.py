@@ -133,12 +133,23 @@ def _on_clock(word: Word, every: int, due: bool, drift: bool) -> tuple[Beat, ...
     return (*(head if due else ()), *spread)
 
 
+TORCH_HAS = {name.lower(): name for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Muon")}
+
+
 def _check(word: str) -> None:
     alphabet = "".join(sorted(LETTERS))
     if not word:
         raise WordError(word, 0, f"an empty word moves nothing: write letters of {alphabet}, e.g. 'BAOAB' or 'X'")
     for at, name in enumerate(word):
         if name not in LETTERS:
+            if word.lower() in TORCH_HAS:
+                raise WordError(
+                    word,
+                    at,
+                    f"{word!r} is an optimizer of torch and no word: keep it, on surfaces, by tether.constrain("
+                    f"torch.optim.{TORCH_HAS[word.lower()]}(model.named_parameters(), lr=...), ...), or write letters "
+                    f"of {alphabet}, e.g. 'X' for SGD, 'MS' for SGD with momentum",
+                )
             hint = f": did you mean {name.upper()!r}?" if name.upper() in LETTERS else f": letters are {alphabet}"
             raise WordError(word, at, f"unknown letter {name!r} in the word {word!r}{hint}")
     if not any(LETTERS[name].kicks for name in word):

@@ -114,6 +114,7 @@ def main():
         report[name] = [key for key in keys if not torch.equal(whole[name].get(key, missing), found.get(key, missing))]
     report |= {"life": life, "dead": (folder / "dead").exists()}
     (folder / f"report {dist.get_rank()}.json").write_text(json.dumps(report))
+    dist.barrier()  # no rank leaves while another one still works
     dist.destroy_process_group()
 
 

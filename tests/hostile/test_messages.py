@@ -3,6 +3,7 @@
 import inspect
 import math
 import warnings
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ SAID = {
     "momentum": r"word='MS', friction=-math\.log\(0\.9\)",
     "betas": r"tether\.constrain\(torch\.optim\.Adam\(model\.named_parameters\(\)\)",
     "maximize": r"\(-loss\)\.backward\(\)",
-    "nesterov": "word='MS'",
+    "nesterov": "word='MV'",
     "fused": "leave it out",
 }
 DOORS = {
@@ -263,3 +264,43 @@ def test_rows_of_a_transposed_convolution_are_its_input_channels():
     assert w.transpose(0, 1).flatten(1).norm(dim=1).shape == (6,)
     for kind in (Sphere, Orthogonal):
         assert "transposed convolution" in " ".join(inspect.getdoc(kind).split())
+
+
+def heads():
+    return nn.Sequential(OrderedDict(body=nn.Linear(3, 4), head=nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("trial", "message"),
+    [
+        (lambda m: tether.Optimizer(m, lr=0.1, word="Adam"), r"tether\.constrain\(torch\.optim\.Adam\("),
+        (lambda m: tether.Optimizer(m, [tether.Part("head"), tether.Part("*")], lr=0.1), r"did you mean 'head\.\*'\?"),
+        (
+            lambda m: tether.constrain(torch.optim.SGD(m.named_parameters(), lr=0.1), {"conv.*": tether.Sphere()}),
+            r"'conv\.\*' matches no parameter of the optimizer; parameters are named 'body\.weight', 'body\.bias'",
+        ),
+        (lambda m: tether.violation(torch.optim.SGD(m.parameters(), lr=0.1)), r"tether\.constrain\(opt"),
+        (lambda m: tether.methods.multirate_sgd(m, fast=["body.*", "head.*"]), "nothing is left slow"),
+    ],
+)
+def test_what_newcomers_try(trial, message):
+    model = heads()
+    before = [x.clone() for x in model.parameters()]
+    with pytest.raises(ValueError, match=message):
+        trial(model)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_field_that_every_part_sets_itself_warns():
+    with pytest.warns(UserWarning, match="every part sets its own friction"):
+        tether.methods.multirate_sgd(heads(), fast=["head.*"], friction=1.5)
+
+
+def test_fast_parameters_by_several_globs_and_slow_ones_after_release():
+    model = heads()
+    opt = tether.methods.multirate_sgd(model, fast=["head.weight", "head.bias"], k=3)
+    model(torch.ones(2, 3)).sum().backward()
+    opt.step()
+    assert [x.requires_grad for x in model.parameters()] == [False, False, True, True]
+    opt.release()
+    assert all(x.requires_grad for x in model.parameters())

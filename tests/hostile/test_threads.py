@@ -226,3 +226,18 @@ def test_permutations_and_normals_in_threads():
 
     want = job()
     assert all(torch.equal(got, want) for got in at_once([job] * 3))
+
+
+def test_a_lock_that_an_interrupt_has_left_closed_does_not_stop_a_step():
+    """Ctrl-C between the last line of a `with` and its end leaves the lock closed (CPython's issue 29988)."""
+    tether.native.library()
+    held = threading.Thread(target=tether.native._lock.acquire)  # a thread that has ended never opens it again
+    held.start()
+    held.join()
+    try:
+        asking = threading.Thread(target=tether.native.library, daemon=True)
+        asking.start()
+        asking.join(10)
+        assert not asking.is_alive()
+    finally:
+        tether.native._lock = threading.RLock()

@@ -19,7 +19,7 @@ from fitting import used
 
 
 def coefficients(word: str, h: float, friction: float = 1.0, temperature: float = 1.0) -> np.ndarray:
-    """(q, p) after a step of the optimizer, as a 2 × 4 matrix on (q, p, g, R) before it.
+    """(q, p) after a step of the optimizer, as a 2 × 4 matrix on (q, p, g, R) before it; with U, also on Q.
 
     The normals are not injected: they must be the ones that `noise.reference` names, or nothing fits.
     """
@@ -29,7 +29,10 @@ def coefficients(word: str, h: float, friction: float = 1.0, temperature: float 
     opt.step()  # makes the momenta, and a step before of the same size
 
     start, p, g = torch.randn(3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    R = tether.noise.reference(32, seed=0, step=1, draw=0, name="q", dtype=torch.float64)
+    normals = [
+        tether.noise.reference(32, seed=0, step=1, draw=draw, name="q", dtype=torch.float64)
+        for draw in range(2 if "U" in word else 1)
+    ]
     momentum = opt.state[q].get("momentum", torch.zeros_like(q))
     q.data.copy_(start)
     q.grad.copy_(g)
@@ -38,7 +41,7 @@ def coefficients(word: str, h: float, friction: float = 1.0, temperature: float 
     if "momentum" not in opt.state[q]:
         momentum.zero_()
 
-    given = torch.stack((start, p, g, R), dim=1).numpy()
+    given = torch.stack((start, p, g, *normals), dim=1).numpy()
     found = torch.stack((q.detach(), momentum), dim=1).numpy()
     return linear_fit(given, found)
 
@@ -53,7 +56,7 @@ def linear_fit(given: np.ndarray, found: np.ndarray) -> np.ndarray:
 def covariance(step: np.ndarray, gradient_noise: float = 0.0) -> np.ndarray:
     """The covariance of (q, p) invariant under a step with the gradient g = q + `gradient_noise` · normal."""
     transition = step[:, :2] + np.outer(step[:, 2], [1.0, 0.0])
-    noise = np.outer(step[:, 3], step[:, 3]) + gradient_noise**2 * np.outer(step[:, 2], step[:, 2])
+    noise = step[:, 3:] @ step[:, 3:].T + gradient_noise**2 * np.outer(step[:, 2], step[:, 2])
     return solve_discrete_lyapunov(transition, noise)
 
 
@@ -93,15 +96,18 @@ def double_well_moment(step: np.ndarray, back: float = 0.0, degree: int = 24, of
 
     The law is sought as ρ = exp(−U(q) − p²/2) Σ c_a φ_a with φ_a products of orthonormal polynomials, `degree`
     of them in q and `of_p` in p. It is invariant if E φ_b(q′, p′) = E φ_b(q, p) for all b; both sides are Gauss
-    sums over q, p and the normals R.
+    sums over q, p and the normals, R alone or R and Q.
     """
     nodes_q, weights_q, basis_q = polynomials(double_well_density, degree, 2 * degree)
     nodes_p, weights_p, basis_p = polynomials(lambda p: np.exp(-(p**2) / 2), of_p, 2 * of_p)
-    nodes_r, weights_r = hermegauss(24)
+    draws = step.shape[1] - 3
+    nodes_r, weights_r = hermegauss(24 // draws)
     weights_r /= weights_r.sum()
+    normals = np.stack(np.meshgrid(*[nodes_r] * draws, indexing="ij")).reshape(draws, -1)
+    weights_r = weights_r if draws == 1 else np.outer(weights_r, weights_r).ravel()
 
-    q, p, R = np.meshgrid(nodes_q, nodes_p, nodes_r, indexing="ij")
-    q1, p1 = np.tensordot(step, np.stack((q, p, double_well_force(q), R)), 1)
+    q, p, k = np.meshgrid(nodes_q, nodes_p, np.arange(normals.shape[1]), indexing="ij")
+    q1, p1 = np.tensordot(step, np.stack((q, p, double_well_force(q), *normals[:, k])), 1)
     after = np.einsum("ijka,ijkb,k->ijab", basis_q(q1), basis_p(p1), weights_r, optimize=True)
     before = np.einsum("ia,jb->ijab", basis_q(nodes_q), basis_p(nodes_p))
     # The law is even in (q, p), so only products of even total degree take part.

@@ -57,7 +57,7 @@ def test_covariance_of_position_and_momentum_equals_that_of_the_letters_matrices
 @settings
 @sizes
 def test_position_variance_in_closed_form(h, friction, temperature):
-    c = math.exp(-friction * h)
+    c, x = math.exp(-friction * h), friction * h
     variance = {
         "X": 1 / (1 - h / 2),
         "L": 1.0,
@@ -67,10 +67,23 @@ def test_position_variance_in_closed_form(h, friction, temperature):
         "ABOBA": 1 / (1 - h**2 / 4),  # at its kick; below at the end of its step
         "OBA": (1 + c) ** 2 / (2 + 2 * c - h**2),
         "ABO": (1 + c) ** 2 / (c * (2 + 2 * c - c * h**2)),
+        "UBU": 2
+        * (2 * c * x + (friction**2 - 1) * (1 - c**2))
+        / (1 - c)
+        / (2 * friction * (1 + c) - h * (1 - c))
+        / friction,
     }
     for word, expected in variance.items():
         found = covariance(coefficients(word, h, friction, temperature))[0, 0]
         assert close(found, temperature * expected), word
+
+
+@settings
+def test_ubu_is_of_second_order_in_positions_and_momenta(friction, temperature):
+    """At the middle of its step, where the kick is: halving h divides the errors of ⟨q²⟩ and ⟨p²⟩ by four."""
+    off = [covariance(coefficients("UBU", h, friction, temperature)) / temperature - np.eye(2) for h in (0.002, 0.001)]
+    assert off[0][0, 0] / off[1][0, 0] == pytest.approx(4, rel=0.01)
+    assert off[0][1, 1] / off[1][1, 1] == pytest.approx(4, rel=0.06)
 
 
 def test_position_variance_as_printed_at_one_tenth():
@@ -188,6 +201,12 @@ def test_double_well_errors_fall_with_the_order_of_the_word(word):
     h = min(REFERENCE[word])
     ratio = double_well_error(word, h) / double_well_error(word, h / 2)
     assert math.log2(ratio) == pytest.approx(ORDER[word], abs=0.1)
+
+
+def test_on_the_double_well_ubu_is_of_second_order_with_three_quarters_of_the_error_of_baoab():
+    errors = [double_well_error("UBU", h) for h in (0.1, 0.05)]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.05)
+    assert errors[0] / double_well_error("BAOAB", 0.1) == pytest.approx(0.745, abs=0.01)
 
 
 @pytest.mark.parametrize("word", REFERENCE)

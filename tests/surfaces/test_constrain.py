@@ -293,6 +293,8 @@ DEGREES = {
     "circle": (Circle(0.5), (40, 10), 400),
     "sphere": (Sphere(0.5), (40, 10), 400),
     "sphere without slack": (Sphere(0.5, slack=False), (100, 4), 300),
+    "sphere, whole weight": (Sphere(0.5, per="tensor"), (20, 15), 299),
+    "sphere, rows of their own norm": (Sphere(None), (100, 4), 300),
     "stiefel": (Orthogonal(), (20, 15), 300 - 120),
     "stiefel, wide": (Orthogonal(), (15, 20), 300 - 120),
     "scaled": (Orthogonal(scale=2.0), (20, 15), 300 - 120),

@@ -18,6 +18,8 @@ SURFACES = {
     "sphere": (lambda: Sphere(0.9), [(5, 4)], 300),
     "sphere, a radius each": (lambda: Sphere(ROW), [(5, 4)], 150),
     "sphere without slack": (lambda: Sphere(0.9, slack=False), [(5, 4)], 200),
+    "sphere, whole weight": (lambda: Sphere(0.9, per="tensor"), [(5, 4)], 80),
+    "sphere, its own norm": (lambda: Sphere(None, per="tensor"), [(2, 2)], 80),
     "orthogonal": (Orthogonal, [(6, 4), (4, 6), (4, 4)], 150),
     "orthogonal, scaled": (lambda: Orthogonal(scale=2.0), [(6, 4)], 150),
     "level": (lambda: Level(stiefel), [(3, 2)], 20),

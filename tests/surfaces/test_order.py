@@ -107,13 +107,28 @@ def on_surface(name):
         q = torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 1.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
     elif name == "sphere":
         surface, q = Sphere(1.0), torch.nn.functional.normalize(normal(3, 5, 4), dim=-1)
+    elif name == "sphere, whole":
+        surface, q = Sphere(per="tensor"), torch.nn.functional.normalize(normal(3, 20), dim=-1)
+    elif name == "sphere, own norm":
+        surface = Sphere(None)
+        q = surface.place(normal(3, 5, 4))
     else:
         surface, q = Circle(0.5), normal(3, 5)
         return surface, q, normal(3, 5, seed=1)
     return surface, q, surface.tangent(q, normal(*q.shape, seed=1))
 
 
-SURFACES = ["circle", "sphere", "orthogonal, tall", "orthogonal, square", "orthogonal, scaled", "level", "level, torus"]
+WHOLE = ["sphere, whole", "sphere, own norm"]
+SURFACES = [
+    "circle",
+    "sphere",
+    *WHOLE,
+    "orthogonal, tall",
+    "orthogonal, square",
+    "orthogonal, scaled",
+    "level",
+    "level, torus",
+]
 
 
 @pytest.mark.parametrize("name", SURFACES)
@@ -145,7 +160,7 @@ def test_the_drift_is_second_order_and_keeps_the_speed(name):
 
     (fine, v), (middle, _), (coarse, _) = after(64), after(8), after(4)
     errors = (coarse - fine).norm().item(), (middle - fine).norm().item()
-    if name in ("circle", "sphere"):
+    if name in ("circle", "sphere", *WHOLE):
         assert max(errors) <= 1e-12  # exact
     else:
         assert errors[0] / errors[1] == pytest.approx(4.0, rel=0.15)

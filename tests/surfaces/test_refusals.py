@@ -45,10 +45,39 @@ def test_every_radius_of_a_tensor_must_be_finite_and_positive(surface, bad):
 
 
 @pytest.mark.parametrize("surface", [Circle, Sphere])
-@pytest.mark.parametrize("radius", ["wide", None, [1.0, 2.0]], ids=str)
+@pytest.mark.parametrize("radius", ["wide", [1.0, 2.0]], ids=str)
 def test_a_radius_must_be_a_number(surface, radius):
     with pytest.raises(SurfaceError, match="is not a number"):
         surface(radius)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Circle(None), "is not a number"),
+        (lambda: Sphere(per="layer"), "per='layer' must be 'row' or 'tensor'"),
+        (lambda: Sphere(None, slack=True), "radius=None keeps the norm, so there is no slack"),
+        (lambda: Sphere(torch.ones(3), per="tensor"), "has one radius: give a number"),
+    ],
+)
+def test_a_sphere_of_no_kind(make, match):
+    with pytest.raises(SurfaceError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("surface", "start", "match"),
+    [
+        (Sphere(None, per="tensor"), torch.zeros(3, 2), "norm 0 have no direction.*choose the radius"),
+        (Sphere(None), torch.tensor([[1.0, 2.0], [0.0, 0.0]]), "norm 0 have no direction"),
+        (Sphere(per="tensor"), torch.ones(1, 1), "has no direction to learn"),
+    ],
+)
+def test_a_weight_without_a_direction(surface, start, match):
+    weight = nn.Parameter(start.clone())
+    with pytest.raises(SurfaceError, match=match):
+        tether.Optimizer([("weight", weight)], on=surface, lr=0.1)
+    assert torch.equal(weight, start)
 
 
 WRONG_SHAPES = [Circle(torch.ones(5)), Circle(torch.ones(2, 3, 4)), Sphere(torch.ones(4)), Sphere(torch.ones(3, 1))]
@@ -90,6 +119,23 @@ def test_on_must_be_a_surface(on, net):
         tether.Optimizer(net, on=on, lr=0.1)
     with pytest.raises(TypeError, match=r"is no surface, e\.g\. tether\.Orthogonal\(\)"):
         tether.constrain(torch.optim.SGD(net.named_parameters(), lr=0.1), {"weight": on})
+
+
+@pytest.mark.parametrize("surface", [Circle(), Sphere(), Orthogonal()], ids=str)
+def test_a_letter_of_flat_space_is_refused_on_a_surface(surface, net):
+    with pytest.raises(ValueError, match=r"the word 'UBU' on .*: U has no exact map on a surface.*word='BAOAB'"):
+        tether.Optimizer(net, [tether.Part("weight", word="UBU", on=surface), tether.Part("*")], lr=0.1)
+
+
+def test_a_word_changed_to_one_of_flat_space_is_refused():
+    net = linear()
+    opt = tether.Optimizer(net, [tether.Part("weight", word="BAOAB", on=Sphere()), tether.Part("*")], lr=0.1)
+    opt.param_groups[0]["word"] = "UBU"
+    before = net.weight.detach().clone()
+    net(torch.ones(4)).sum().backward()
+    with pytest.raises(ValueError, match="U has no exact map"):
+        opt.step()
+    assert torch.equal(net.weight, before)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +242,7 @@ def test_constrain_that_matches_nothing(net):
 
 
 KINDS = [Circle(0.5), Circle(0.6), Circle(torch.full((3, 4), 0.5)), Sphere(0.5), Sphere(0.5, slack=False)]
+KINDS += [Sphere(0.5, per="tensor"), Sphere(None, per="tensor")]
 KINDS += [Orthogonal(), Orthogonal(scale=2.0), tether.Free()]
 
 

@@ -62,6 +62,10 @@ def point(surface: Surface, param: torch.Tensor, state: dict[str, torch.Tensor])
         r, q = surface.r(θ), state["point"]
         g = θ.square() + (r * torch.cos(q)).square() - r * r  # p is the speed along the circle: no radial part
         return g, torch.zeros(()) if p is None else 2 * p * (torch.cos(q) * θ - torch.sin(q) * r * torch.cos(q))
+    if isinstance(surface, Sphere) and (surface.keeps or surface.per == "tensor"):
+        w, r = θ.flatten(int(surface.per == "row")), state["point"][..., -1] if surface.keeps else surface.radius
+        across = torch.zeros(()) if p is None else 2 * (w * p[..., : w.shape[-1]]).sum(-1)
+        return w.square().sum(-1) - r * r, across
     if isinstance(surface, Sphere):
         r = surface.r(θ)
         q = torch.cat((θ.flatten(1), state["point"][..., -1:]), dim=-1) if surface.slack else θ.flatten(1)

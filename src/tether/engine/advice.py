@@ -24,7 +24,7 @@ _NOTHING = "leave it out"
 TRANSLATIONS = {
     "momentum": "momentum is a word: momentum=0.9 is word='MS', friction=-math.log(0.9)",
     "dampening": "the word 'MS' is torch's momentum with dampening=0: leave it out",
-    "nesterov": "there is no letter for it; word='MS' is torch's momentum without it",
+    "nesterov": "Nesterov's momentum is a word: momentum=0.9 with it is word='MV', friction=-math.log(0.9)",
     "maximize": "every word descends; to ascend, turn the loss around: (-loss).backward()",
     "betas": _ADAM,
     "eps": _ADAM,
@@ -74,6 +74,11 @@ def warn_unused(shared: Mapping[str, Any], rows: Sequence[Any], groups: Sequence
     needs = [parse(group["word"]).uses for group in groups]
     words = ", ".join(dict.fromkeys(repr(group["word"]) for group in groups))
     found = [_unused(field, value, words) for field, value in shared.items() if _idle(field, value, *needs)]
+    for field, value in shared.items():
+        if rows and all(is_dataclass(row) and getattr(row, field, None) is not None for row in rows):
+            found.append(
+                f"{field}={value!r} has no effect: every part sets its own {field}; leave it out, or change the parts"
+            )
     for row, group, own in zip(rows, groups, needs, strict=True):
         given = {field: getattr(row, field) for field in SYMBOLS} if is_dataclass(row) else row
         found += [_unused(f, value, repr(group["word"])) for f, value in given.items() if _idle(f, value, own)]

@@ -19,11 +19,16 @@ __all__ = ["check_checkpoint", "take_over", "with_every_parameter"]
 def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lanes) -> None:
     """Raise unless words, metrics, surfaces, shapes and the noise are those of the optimizer."""
     saved_groups, groups = state_dict["param_groups"], [row.group for row in rows]
+    if not any("word" in saved for saved in saved_groups):
+        raise ValueError(
+            "the checkpoint is of another optimizer, not of tether's: its groups have no word. Load the model alone, "
+            "and begin a new run"
+        )
     sizes = [[len(group["params"]) for group in each] for each in (groups, saved_groups)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the optimizer has parameter groups of {sizes[0]} tensors, but the checkpoint of {sizes[1]}: build the "
-            "optimizer with the checkpoint's parts"
+            "optimizer with the checkpoint's parts, for the checkpoint's model"
         )
     for i, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         if saved.get("word") != group["word"]:

@@ -122,12 +122,13 @@ class Flat:
 
     def apply(self, letter: Letter, scalars: Mapping[str, Any], draw: int) -> None:
         """A letter as it is written: the reference for programs."""
-        vectors = ("θ", "p", "g", "g0", "R")
         known = {
             s: self.column(c) if isinstance(c, Formula) else c.view(-1, 1).to(self.values["θ"]) if per_replica(c) else c
             for s, c in scalars.items()
         }
-        result = letter.at(lambda s: self.vector(s, draw) if s in vectors else known[s])
+        if "Q" in letter.needs:
+            known["Q"] = self.noise(draw + 1).clone()  # R may fill the same buffer
+        result = letter.at(lambda s: known[s] if s in known else self.vector(s, draw))
         results = result if len(letter.changes) > 1 else (result,)
         for symbol, value in zip(letter.changes, results, strict=True):
             self.values[symbol] = value.to(self.values["θ"].dtype)

@@ -22,7 +22,13 @@ __all__ = ["ENTRIES", "P2", "XI", "Formula", "worked_out"]
 
 NONE: Mapping[str, Any] = {}
 BINARY = {"+": operator.add, "*": operator.mul, "/": operator.truediv, "times": letters.times}
-FUNCTIONS = {"exp": letters.exp, "expm1": letters.expm1, "sqrt": letters.sqrt, "shrink": letters.shrink}
+FUNCTIONS = {
+    "exp": letters.exp,
+    "expm1": letters.expm1,
+    "sqrt": letters.sqrt,
+    "shrink": letters.shrink,
+    "lag": letters.lag,
+}
 
 
 class Formula:
@@ -75,6 +81,9 @@ class Formula:
 
     def shrink(self) -> Formula:
         return Formula(*self.steps, "shrink")
+
+    def lag(self) -> Formula:
+        return Formula(*self.steps, "lag")
 
     def lasting(self, h: Any) -> Formula:
         """This times h, which is 0 where h is 0, even where this is ∞."""

@@ -77,17 +77,30 @@ def compose(
                 known["m"] = 1.0  # the bodies' pᵀp has the masses in it
             terms = None if reference and not constrained else terms_of(one, known)
             if terms is not None:
-                updates += [(symbol, sum_, draw) for symbol, sum_ in terms]
+                updates += one_draw_each(terms, draw)
                 continue
             if updates:
                 pieces.append(Program(updates))
                 updates = []
             pieces.append(Alone(one, known, draw))
-        draw += "R" in letter.needs
+        draw += letter.draws
     if updates:
         pieces.append(Program(updates))
     whole = pieces[0] if len(pieces) == 1 and isinstance(pieces[0], Program) else None
     return Composed(pieces, whole, draw, any("ξ" in LETTERS[beat.letter].needs for beat in beats))
+
+
+def one_draw_each(terms: Any, draw: int) -> list[Update]:
+    """Updates that take the normals of one draw: what a letter does with Q, the next draw, is an update of its own."""
+    found: list[Update] = []
+    later: list[Update] = []
+    for symbol, sum_ in terms:
+        if isinstance(sum_, Formula) or "Q" not in sum_:
+            found.append((symbol, sum_, draw))
+            continue
+        found.append((symbol, {s: c for s, c in sum_.items() if s != "Q"}, draw))
+        later.append((symbol, {symbol: 1.0, "R": sum_["Q"]}, draw + 1))
+    return found + later
 
 
 def terms_of(letter: Letter, known: dict[str, Any]) -> Any:

@@ -95,8 +95,10 @@ class Ranks(Protocol):
     def share(self, param: torch.Tensor) -> float:
         """The share of this process's sum over a parameter in that of all."""
 
-    def violation(self, row: Any, moving: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:
-        """The largest violation of these parameters of a row, on all processes."""
+    def violation(
+        self, moving: Sequence[tuple[str, torch.Tensor]], surface: Any, lanes: Any, state: Any
+    ) -> torch.Tensor:
+        """The largest violation of these parameters, on all processes."""
 
     def block(self, param: torch.Tensor) -> tuple[slice, ...]:
         """What this process holds of a parameter, as an index of the whole."""

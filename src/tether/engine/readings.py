@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tether.engine.blocks import Lanes
 from tether.engine.commit import local
+from tether.engine.pieces import Ranks
 from tether.engine.placed import Stack, degrees, stacks
 from tether.engine.rows import Row
 from tether.surfaces import Surface
@@ -16,7 +18,7 @@ from tether.surfaces import Surface
 if TYPE_CHECKING:
     from tether.optimizer import Optimizer
 
-__all__ = ["Squares", "acceptance", "largest_violation", "squares", "temperatures"]
+__all__ = ["Squares", "acceptance", "furthest", "largest_violation", "squares", "temperatures"]
 
 
 class Squares(NamedTuple):
@@ -86,13 +88,21 @@ def largest_violation(opt: Optimizer) -> Any:
         trained = row.trained if row.slow() else [param.requires_grad for param in row.group["params"]]
         rows = zip(row.names, row.group["params"], trained, strict=True)
         moving = [(name, x) for name, x, yes in rows if yes]
-        if opt.ranks is not None:
-            worst = torch.maximum(worst, opt.ranks.violation(row, moving).cpu())
-            continue
-        for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], row.surface):
-            stack = Stack(mine, labels, row.surface, opt.lanes)
-            point = stack.surface.embed(stack.point(opt.state), stack.gather(mine))
-            each = point.view(-1, opt.lanes.rows, *point.shape[1:]).transpose(0, 1)
-            found = torch.stack([stack.surface.violation(replica) for replica in each])
-            worst = torch.maximum(worst, found.double().cpu())  # nan stays nan
+        worst = torch.maximum(worst, furthest(moving, row.surface, opt.lanes, opt.state, opt.ranks))  # nan stays nan
     return worst if opt.replicas else float(worst)
+
+
+def furthest(
+    moving: Sequence[tuple[str, Any]], surface: Surface, lanes: Lanes, state: Any, ranks: Ranks | None
+) -> torch.Tensor:
+    """|g| where it is largest among parameters on one surface, for each replica."""
+    if ranks is not None:
+        return ranks.violation(moving, surface, lanes, state).cpu()
+    worst = torch.zeros(lanes.rows, dtype=torch.float64, device="cpu")
+    for mine, labels in stacks([x for _, x in moving], [name for name, _ in moving], surface):
+        stack = Stack(mine, labels, surface, lanes)
+        point = stack.surface.embed(stack.point(state), stack.gather(mine))
+        each = point.view(-1, lanes.rows, *point.shape[1:]).transpose(0, 1)
+        found = torch.stack([stack.surface.violation(replica) for replica in each])
+        worst = torch.maximum(worst, found.double().cpu())
+    return worst

@@ -21,7 +21,7 @@ from tether.engine.placed import replaced, stacks
 from tether.engine.thermostat import check_thermostat
 from tether.engine.values import entries_in, noisy, symbols, zero
 from tether.metrics.metric import Metric
-from tether.part import NUMERIC, check_kinds, number
+from tether.part import NUMERIC, check_kinds, check_word, number
 from tether.rhythms import SHORT, Rhythm, rhythm_of
 from tether.rhythms.waiting import give_back
 from tether.surfaces import Free, Surface
@@ -123,7 +123,7 @@ class Row:
             changed = any(group[name] != value for name, value in fields.items())
             row["rhythm"] = None if changed else self.rhythm
         rhythm = rhythm_of(where, row)
-        word = parse(group["word"])
+        word = check_word(where, row)
         rhythm.check(where, row)
         if self.metric is not None:
             self.metric.check(where, row)
@@ -216,8 +216,8 @@ class Row:
     def enter(self, measured: Mapping[str, Any]) -> None:
         """Take this step in the row's metric."""
         assert self.metric is not None
-        for body in self.bodies:
-            self.metric.enter(body, measured, whole="p" in self.word.needs or noisy(self.word, self.values))
+        whole = "p" in self.word.needs or noisy(self.word, self.values)
+        self.bodies = [self.metric.enter(body, measured, whole) or body for body in self.bodies]
 
     def play(self, beats: tuple[Beat, ...], times: float = 1.0, bodies: Any = None, draw: int = 0) -> int:
         """Let bodies plan these beats with a step `times` as long; returns the next free draw."""
@@ -269,7 +269,7 @@ class Row:
         """The same where ξ takes part: a body that can take all of it does, else all go piece by piece."""
         ξ, whole = self.thermostat(), composed.whole
         if whole is not None and len(bodies) == 1 and bodies[0].kernel is True:
-            self.scalars["ξ"] = new = ξ.to(torch.float64, copy=True)
+            self.scalars["ξ"] = new = ξ.clone() if ξ.dtype is torch.float64 else ξ.double()
             bodies[0].take(whole, name, new)
         else:
             found = in_pieces(bodies, composed.pieces, ξ.item() if self.readable and not ξ.dim() else ξ, name)
@@ -281,7 +281,10 @@ class Row:
 
     def writes(self) -> list[Write]:
         """What the bodies have planned, and the thermostat."""
-        writes = [one for body in self.bodies for one in body.writes()]
+        if self.metric is not None and self.metric.leaves:
+            writes = [one for body in self.bodies for one in self.metric.leave(body, self.values["lr"])]
+        else:
+            writes = [one for body in self.bodies for one in body.writes()]
         if "ξ" in self.word.needs and self.bodies:
             ξ, before = self.scalars["ξ"], self.group["thermostat"]
             if self.resting and ξ.dim():

@@ -45,13 +45,19 @@ def check_thermostat(
     if isinstance(ξ, torch.Tensor):
         # plain numbers are faster; one on another device is not read, for that would wait for it
         ξ = 0.0 if not readable else ξ if ξ.dim() else ξ.item()
-    strong = h * ξ
     if isinstance(fast, torch.Tensor) and not readable:
         return
-    for x, bound in ((fast, FASTEST), (strong, STRONGEST)):
-        if not (x.abs().amax() if isinstance(x, torch.Tensor) else abs(x)) <= bound:
-            _look_closer(group, size, state, resting, fast, strong, ranks)
-            return
+    strongest = _largest(h * ξ) if isinstance(h, torch.Tensor) else abs(h) * _largest(ξ)
+    if not (_largest(fast) <= FASTEST and strongest <= STRONGEST):
+        _look_closer(group, size, state, resting, fast, h * ξ, ranks)
+
+
+def _largest(x: Any) -> float:
+    """The largest |x|; nan where one is nan."""
+    if not isinstance(x, torch.Tensor):
+        return abs(x)
+    least, most = torch.aminmax(x)
+    return max(-least.item(), most.item())
 
 
 def _look_closer(

@@ -121,12 +121,12 @@ def mean_losses(loss: Loss, out: torch.Tensor, target: torch.Tensor, each: bool)
 
 
 def one_loss(loss: Any) -> torch.Tensor:
-    """The loss of one network as a tensor of shape (1,). Raises unless it is one number."""
+    """The loss of one network as a tensor without dimensions. Raises unless it is one number."""
     if not isinstance(loss, torch.Tensor):
         raise TypeError(f"the loss is {loss!r}, a {type(loss).__name__}: return a tensor, so that it has a gradient")
     if loss.numel() != 1:
         raise _not_one(loss.shape)
-    return loss.reshape(1)
+    return loss.reshape(()) if loss.dim() else loss
 
 
 def _not_one(shape: Any) -> ValueError:

@@ -116,12 +116,10 @@ class Perceptrons:
             )
         grads = self.rows(self.gradients()) if gradient else (None, None)
         losses = torch.empty(n, dtype=torch.float64, device="cpu")
-        faulty = torch.zeros(n, dtype=torch.int64, device="cpu")
-        data = [self.x, self.y, self.points, index, self.loss, losses, faulty, batch * self.room]
+        data = [self.x, self.y, self.points, index, self.loss, losses, batch * self.room]
         sizes = [n, batch, len(self.weights)]
         tables = [self.widths, self.kinds, self.slopes, *self.rows(self.held.at), *grads]
-        native.gradients(dtype, sizes, tables, data)
-        self.finite = not bool(faulty.any())
+        self.finite = not native.gradients(dtype, sizes, tables, data)
         return losses
 
     def gradients(self) -> array[int]:

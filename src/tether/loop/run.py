@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -35,6 +36,7 @@ class Run:
         loss: Loss,
         batch: int | None,
         replacement: bool,
+        order: str,
         each: bool,
         seed: int,
         compiled: bool,
@@ -53,10 +55,14 @@ class Run:
         if data is None and batch is not None:
             raise ValueError("there are no points to take a batch of: data=None is for a loss of the model alone")
         if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, torch.Tensor) for d in data):
-            self._cut(data[0], data[1], batch, replacement, seed, compiled)
+            self._cut(data[0], data[1], batch, (seed, replacement, order), compiled)
         elif data is not None:
             if batch is not None:
                 raise ValueError("batch= cuts tensors: data that come in batches already are taken as they are")
+            if order != "shuffled":
+                raise ValueError(
+                    f"order={order!r} is of minibatches of tensors: data that come in batches have their own"
+                )
             self.ready = ReadyMade(data, resumable)
         moved = {id(p) for group in opt.param_groups for p in group["params"]}
         self.tested = isinstance(opt, Optimizer) and any(row.rhythm.tested for row in opt.rows)
@@ -64,7 +70,7 @@ class Run:
         self.look()
 
     def _cut(
-        self, x: torch.Tensor, y: torch.Tensor, batch: int | None, replacement: bool, seed: int, compiled: bool
+        self, x: torch.Tensor, y: torch.Tensor, batch: int | None, how: tuple[int, bool, str], compiled: bool
     ) -> None:
         """Set up minibatches of tensors, and compiled gradients where they are supported."""
         axis = int(self.each)
@@ -77,7 +83,7 @@ class Run:
         self.x, self.y = x, y
         first = next(iter(self.model.parameters()))
         lanes = self.model.replicas if isinstance(self.model, Replicas) else getattr(first, "replicas", None)
-        self.stream = Minibatches(x.shape[axis], batch, lanes, seed, replacement)
+        self.stream = Minibatches(x.shape[axis], batch, lanes, *how)
         if compiled and self.many:
             wide = y.unsqueeze(-1) if known and y.dim() == 1 + axis else y
             self.perceptrons = Perceptrons.make(self.model, x, wide, self.loss, self.each)
@@ -87,10 +93,18 @@ class Run:
     def look(self) -> None:
         """Choose how to compute gradients and how to step: hooks must be called if there are any."""
         self.fast = None if self.perceptrons is None or hooked_anywhere(self.model) else self.perceptrons
-        # torch wraps `step` for its profiler and for hooks, which costs as much as moving a few small nets
+        # torch wraps `step` and `zero_grad` for its profiler and for hooks, which costs as much as a few small nets
+        plain = type(self.opt).zero_grad is torch.optim.Optimizer.zero_grad and "zero_grad" not in vars(self.opt)
+        self.clear: Any = self._clear if plain else self.opt.zero_grad
         self.advance: Any = self.opt.step
         if isinstance(self.opt, Optimizer) and not _watched(self.opt):
             self.advance = self.opt.advance
+
+    def _clear(self) -> None:
+        """What torch's `zero_grad` does."""
+        for group in self.opt.param_groups:
+            for param in group["params"]:
+                param.grad = None
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -127,11 +141,13 @@ class Run:
         kept: list[torch.Tensor] = []
 
         def closure() -> torch.Tensor:
-            losses = self.gradients(batch)
-            kept.append(losses.detach())
-            if not self.tested or len(kept) == 1:  # a proposal may lead anywhere, and is rejected then
-                self._judge(losses.detach(), step, log)
-            return losses.detach() if self.tested else losses.detach().sum()
+            losses = self.gradients(batch).detach()
+            kept.append(losses)
+            total = losses.sum()
+            # a proposal may lead anywhere, and is rejected then
+            if not math.isfinite(total.item()) and (not self.tested or len(kept) == 1):
+                self._judge(losses, step, log)
+            return losses if self.tested else total
 
         while True:
             kept.clear()
@@ -144,20 +160,20 @@ class Run:
                 self._stop(error.replicas or (0,), step, log, "a gradient that is not finite")
                 if len(log.stopped) == self.n:
                     break
-        return kept[0] if self.many else kept[0].squeeze(0)
+        return kept[0]
 
     def gradients(self, batch: Any) -> torch.Tensor:
-        """Losses of all replicas, with gradients in place."""
+        """Losses of all replicas, or the loss of one network, with gradients in place."""
         if self.fast is not None:
             losses = self.fast(batch)
             if self.trusted:
                 self.opt.finite = self.fast.finite  # type: ignore[attr-defined]
             return losses
-        self.opt.zero_grad()
+        self.clear()
         with torch.enable_grad():
             losses = self._losses(batch)
             if losses.requires_grad:
-                losses.sum().backward()
+                (losses.sum() if self.many else losses).backward()
             elif any(p.requires_grad for p in self.model.parameters()):
                 raise ValueError("the loss does not depend on the parameters: is it detached, or made under no_grad?")
         return losses
@@ -187,9 +203,9 @@ class Run:
         return one_loss(self.loss(out, fitted(self.loss, out, y)))
 
     def _judge(self, losses: torch.Tensor, step: int, log: Log) -> None:
-        if not bool(losses.isfinite().all()):
-            lost = (~losses.isfinite()).nonzero().flatten().tolist()
-            self._stop([i for i in lost if i not in log.stopped], step, log, "a loss that is not finite")
+        """Stop the replicas whose loss is not finite."""
+        lost = (~losses.isfinite()).reshape(-1).nonzero().flatten().tolist()
+        self._stop([i for i in lost if i not in log.stopped], step, log, "a loss that is not finite")
 
     def _stop(self, replicas: Sequence[int], step: int, log: Log, why: str) -> None:
         """Stop replicas, with a warning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tether.engine.advice import warn
 from tether.ensemble.replicas import Replicas
 from tether.loop.minibatches import whole_number
 from tether.loop.record import Record
 from tether.loop.train import train
+from tether.optimizer import Optimizer
 
 __all__ = ["Draws", "sample"]
 
 Quantity = Callable[[Any], torch.Tensor]
+ALMOST = 1.4  # a factor by which a kinetic temperature may miss its target without a word
 
 
 @dataclass
@@ -27,18 +31,28 @@ class Draws:
     record: Record
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.values:
+            more = "; outputs are kept with sample(..., inputs=x)" if name == "output" else ""
+            raise KeyError(f"no quantity {name!r} was kept, but {', '.join(map(repr, self.values))}{more}")
         return self.values[name]
+
+    @property
+    def chains(self) -> int:
+        """How many there are."""
+        return len(next(iter(self.values.values())))
 
     def mean(self, name: str) -> torch.Tensor:
         """The mean over all chains and draws; of the outputs this is the posterior-predictive mean."""
-        return self.values[name].flatten(0, 1).mean(0)
+        return self[name].flatten(0, 1).mean(0)
 
     def variance(self, name: str) -> torch.Tensor:
         """Over all chains and draws."""
         return self.values[name].flatten(0, 1).var(0)
 
     def rhat(self, method: str = "rank") -> dict[str, torch.Tensor]:
-        """R-hat of every quantity, entry by entry, by arviz-stats: 1 where the chains agree."""
+        """R-hat of every quantity, entry by entry, by arviz-stats: 1 where the chains agree; it takes two at least."""
+        if self.chains < 2:
+            raise ValueError("R-hat compares chains, and there is one: sample tether.Replicas(factory, n=4)")
         return self._by_arviz("rhat", method)
 
     def ess(self, method: str = "bulk") -> dict[str, torch.Tensor]:
@@ -58,7 +72,8 @@ class Draws:
 
     def __str__(self) -> str:
         chains, draws = next(iter(self.values.values())).shape[:2]
-        rhat, ess = self.rhat(), self.ess()
+        rhat = self.rhat() if chains > 1 else dict.fromkeys(self.values, torch.tensor(torch.nan))
+        ess = self.ess()
         head = f"{'quantity':<20} {'mean':>10} {'sd':>10} {'R-hat':>7} {'ESS':>8}"
         lines = [f"{chains} chains of {draws} draws", head]
         for name in self.values:
@@ -84,13 +99,17 @@ def sample(
 ) -> Draws:
     """Draw from the density exp(−loss/τ) that the optimizer samples, one chain for each replica.
 
-    For the posterior of N points under a mean loss the temperature is 1/N; a prior is weight decay.
+    The temperature of a posterior over N points depends on the loss. If it is the mean negative log-likelihood, as
+    cross entropy is, τ = 1/N. `mse_loss` leaves out the noise: with observation noise of variance σ², τ = 2σ²/N. A
+    normal prior of variance v is ``weight_decay=τ/v``. The spread of outputs is that of the network alone: add σ² for
+    the spread of observations. Warns if the momenta have another temperature on average, for then the draws have, too.
 
     >>> from tether import methods
     >>> ens = Replicas(lambda: torch.nn.Linear(1, 1), n=4)
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
-    >>> opt = methods.langevin(ens, lr=0.2, friction=1.0, temperature=1 / 20)
-    >>> found = sample(ens, opt, (x, 2 * x), torch.nn.functional.mse_loss, draws=50, thin=5, burn_in=100, inputs=x)
+    >>> y = 2 * x + 0.3 * torch.randn(20, 1)
+    >>> opt = methods.langevin(ens, lr=0.2, friction=1.0, temperature=2 * 0.3**2 / 20)
+    >>> found = sample(ens, opt, (x, y), torch.nn.functional.mse_loss, draws=50, thin=5, burn_in=100, inputs=x)
     >>> found["weight"].shape, found.mean("output").shape
     (torch.Size([4, 50, 1, 1]), torch.Size([20, 1]))
 
@@ -121,11 +140,13 @@ def sample(
         kept["output"] = lambda m: m(inputs, each=False) if many else m(inputs)
     burn = -(-burn_in // thin) * thin
     shapes: dict[str, tuple[int, ...]] = {}
+    heat = Heat()
 
     @torch.no_grad()
     def collect(step: int, model: torch.nn.Module, _: Any) -> dict[str, torch.Tensor] | None:
         if step <= burn:
             return None
+        heat.read(opt)
         was_training = model.training
         model.eval()
         values = {name: quantity(model) for name, quantity in kept.items()}
@@ -150,11 +171,45 @@ def sample(
                 f"the checkpoint holds {len(rows)} draws of {name!r}, not {expected} of {', '.join(map(repr, kept))}: "
                 "it was begun with another burn_in or other quantities; go on with those, or choose another path"
             )
+    heat.compare(opt)
     values = {
         name: (rows if many else rows.unsqueeze(1)).transpose(0, 1).contiguous()
         for name, rows in record.metrics.items()
     }
     return Draws(values, record)
+
+
+class Heat:
+    """The kinetic temperature of each part over the draws, beside the one that it should have."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.readings = 0
+
+    def read(self, opt: torch.optim.Optimizer) -> None:
+        """Add the present one, the mean over replicas."""
+        if isinstance(opt, Optimizer):
+            self.readings += 1
+            for label, value in opt.temperature().items():
+                self.sums[label] = self.sums.get(label, 0.0) + float(torch.as_tensor(value).nanmean())
+
+    def compare(self, opt: torch.optim.Optimizer) -> None:
+        """Warn where draws follow another density than the one that was asked for."""
+        for (label, total), group in zip(self.sums.items(), opt.param_groups, strict=False):
+            found, τ = total / self.readings, group["temperature"]
+            count = self.readings * sum(x.numel() for x in group["params"])
+            if isinstance(τ, torch.Tensor) or not τ or not math.isfinite(found) or count < 2000:
+                continue
+            if found < τ / ALMOST:
+                cure = "the draws are too narrow: take a longer burn_in"
+                cure += ", and a larger coupling, about 1/τ, with normalised=True" * any(
+                    x in group["word"] for x in "CE"
+                )
+            elif found > τ * ALMOST:
+                cure = "the draws are too wide: take a smaller lr, or a larger batch"
+            else:
+                continue
+            warn(f"the momenta of part {label!r} had the temperature {found:.2g} on average, not τ = {τ:.2g}: {cure}")
 
 
 def _check_temperature(opt: torch.optim.Optimizer) -> None:

@@ -35,6 +35,7 @@ def train(
     callbacks: Iterable[Callback] = (),
     *,
     replacement: bool = False,
+    order: str = "shuffled",
     each: bool = False,
     seed: int | None = None,
     checkpoint: str | Path | None = None,
@@ -68,6 +69,9 @@ def train(
         callbacks: called as ``callback(step, model, opt)`` at every record; what they return, by name, is recorded.
             Sleeping weights have their values then.
         replacement: draw each minibatch from all points, instead of a permutation in each epoch.
+        order: ``"symmetric"`` goes forth and back through the batches of an epoch before it shuffles them again, which
+            lowers the bias of minibatches; record or sample at the end of such a double epoch, e.g. with
+            ``log_every`` a multiple of its steps.
         each: the first axis of the data is the replica: each has its own set.
         seed: the seed of the minibatches; None takes the optimizer's.
         checkpoint: a file to which the run is saved from time to time. If it exists, the run continues from it: a run
@@ -90,11 +94,11 @@ def train(
     batch = None if batch is None else whole_number("batch", batch, None)
     seed = whole_number("seed", opt.param_groups[0].get("seed", 0) if seed is None else seed, None)
     path = None if checkpoint is None else Path(checkpoint)
-    run = Run(model, opt, data, loss, batch, replacement, each, seed, compiled, resumable=path is not None)
+    run = Run(model, opt, data, loss, batch, replacement, order, each, seed, compiled, resumable=path is not None)
     file: _File | None = None
     record, saved, every = Record(), None, log_every or max(1, (steps - first) // 100)
     if path is not None:
-        settings = {"batch": batch, "replacement": replacement, "each": each, "seed": seed}
+        settings = {"batch": batch, "replacement": replacement, "order": order, "each": each, "seed": seed}
         file = _File(path, model, opt, settings | facts_of_run(model, data, loss))
         if path.exists():
             first, record, saved, every = file.load(steps, log_every)

@@ -38,7 +38,7 @@ def kernel_takes(w: torch.Tensor, b: torch.Tensor | None = None) -> bool:
     """Can the kernel take this weight, and the bias of its layer?"""
     if not native.serves(w.dtype, w.device) or not native.plain(w, w.dtype):
         return False
-    return b is None or (native.plain(b, w.dtype) and b.shape == w.shape[:1])
+    return b is None or (native.plain(b, w.dtype) and b.shape == w.shape[:-1])
 
 
 def product(
@@ -55,13 +55,15 @@ def product(
 
 
 def ahead(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: float) -> torch.Tensor:
-    """The same without a graph."""
-    rows, columns = w.shape
+    """The same without a graph. Weights of shape (n, rows, columns) are those of n networks, with a vector for each."""
+    *stack, rows, columns = w.shape
+    nets = math.prod(stack)
     x, y = x.detach().contiguous(), torch.empty((*x.shape[:-1], rows), dtype=torch.float64, device="cpu")
-    layer, counts = ([w], [rows * columns]) if b is None else ([w, b], [rows * columns, rows])
+    layer, counts = ([w], [w.numel()]) if b is None else ([w, b], [w.numel(), nets * rows])
     edges = native.where("a layer", layer, w.dtype, *counts)
-    ends = native.where("what flows into a layer", [x], torch.float64, columns)[0], y.data_ptr()
-    native.call("ahead", w.dtype, edges[0], None if b is None else edges[1], *ends, rows, columns, p == 2, _threads(w))
+    ends = native.where("what flows into a layer", [x], torch.float64, nets * columns)[0], y.data_ptr()
+    sizes = nets, rows, columns, p == 2, _threads(w)
+    native.call("ahead", w.dtype, edges[0], None if b is None else edges[1], *ends, *sizes)
     return y
 
 
@@ -95,11 +97,12 @@ class _Product(torch.autograd.Function):
 
 def back(y: torch.Tensor, w: torch.Tensor, p: float) -> torch.Tensor:
     """The backward pass of y = |w|^p x, by the kernel: the transpose of |w|^p times the incoming derivative."""
-    rows, columns = w.shape
-    x = torch.zeros(columns, dtype=torch.float64, device="cpu")
-    edges = native.where("a layer", [w], w.dtype, rows * columns)[0]
-    ends = native.where("what flows back", [y], torch.float64, rows)[0], x.data_ptr()
-    native.call("back", w.dtype, edges, *ends, rows, columns, p == 2, _threads(w))
+    *stack, rows, columns = w.shape
+    nets = math.prod(stack)
+    x = torch.zeros(*stack, columns, dtype=torch.float64, device="cpu")
+    edges = native.where("a layer", [w], w.dtype, w.numel())[0]
+    ends = native.where("what flows back", [y], torch.float64, nets * rows)[0], x.data_ptr()
+    native.call("back", w.dtype, edges, *ends, nets, rows, columns, p == 2, _threads(w))
     return x
 
 
@@ -154,16 +157,18 @@ class _Single(torch.autograd.Function):
 def divide(g: torch.Tensor, factors: Flow, out: torch.Tensor, times: float = 1.0, keep: float = 0.0) -> torch.Tensor:
     """out ← keep·out + times · g/γ, with 0 for g/γ where γ = 0; γ is the product of the factors.
 
-    Factors are one tensor of the shape of g, or a column (rows × 1) and a row (1 × columns).
+    Factors are one tensor of the shape of g, or a column (rows × 1) and a row (1 × columns), or a stack of these.
     """
-    shapes = [(g.shape[0], 1), (1, *g.shape[1:])] if len(factors) == 2 and g.dim() == 2 else [g.shape]
-    alike = out.shape == g.shape and [tuple(x.shape) for x in factors] == [tuple(shape) for shape in shapes]
+    shapes = [tuple(g.shape)]
+    if len(factors) == 2 and g.dim() > 1:
+        shapes = [(*g.shape[:-1], 1), (*g.shape[:-2], 1, g.shape[-1])]
+    alike = out.shape == g.shape and [tuple(x.shape) for x in factors] == shapes
     tensors = (g, out, *factors)
     at = native.addresses(tensors, g.dtype, [x.numel() for x in tensors]) if alike and kernel_takes(g) else None
     if at is not None:
-        rows, columns = (1, g.numel()) if len(factors) == 1 else g.shape
-        column = at[2] if len(factors) == 2 else None
-        native.call("divide", g.dtype, at[0], column, at[-1], times, keep, at[1], rows, columns, _threads(g))
+        *stack, rows, columns = (1, g.numel()) if len(factors) == 1 else g.shape
+        sizes = math.prod(stack), rows, columns, _threads(g)
+        native.call("divide", g.dtype, at[0], at[2] if len(factors) == 2 else None, at[-1], times, keep, at[1], *sizes)
         return out
     γ = factors[0] if len(factors) == 1 else factors[0] * factors[1]
     quotient = torch.where(γ > 0, times * g / γ, 0.0)

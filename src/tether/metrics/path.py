@@ -81,7 +81,11 @@ class Path(Metric):
 
         This is cheaper than `scales`, which forms the product; `divide` takes the factors directly.
         """
-        named = dict(model.named_parameters())
+        return self._factors(model, dict(model.named_parameters()), input_shape)
+
+    def _factors(
+        self, model: nn.Module, named: Mapping[str, torch.Tensor], input_shape: Sequence[int] | None
+    ) -> dict[str, Factors]:
         with torch.inference_mode(False), torch.enable_grad():
             dense, flows = _derivatives(model, self.p, input_shape)
             return {name: _factors(name, w, dense.get(w), flows.get(w, []), self.p) for name, w in named.items()}
@@ -96,7 +100,7 @@ class Path(Metric):
         """The factors; where the host may not look, γ as the network gives it, in the widest dtype."""
         named = dict(model.named_parameters())
         if all(host.reads(w.device) for w in named.values()):
-            return self.factors(model)
+            return self._factors(model, named, None)
         with torch.inference_mode(False), torch.enable_grad():
             dense, flows = _derivatives(model, self.p, None)
         totals = [_total(w, dense.get(w), flows.get(w, [])) for w in named.values()]
@@ -212,8 +216,9 @@ def _derivatives(
     """∂J/∂|w|^p for the parameters on a path: as one tensor, or as two vectors whose outer product it is."""
     traced, modules = traced_graph(model)
     x = _ones(modules, traced, input_shape)
-    if traced.chain and not isinstance(model, Replicas):
-        flows = _down_a_chain([modules[place] for place in traced.chain], p, x.flatten())
+    if traced.chain:
+        ones = x.flatten().expand(len(model), -1) if isinstance(model, Replicas) else x.flatten()
+        flows = _down_a_chain([modules[place] for place in traced.chain], p, ones)
         if flows is not None:
             return {}, flows
     if isinstance(model, Replicas):
@@ -247,7 +252,7 @@ def _down_a_chain(layers: list[nn.Module], p: float, x: torch.Tensor) -> edges.F
     way = []
     for layer in layers:
         w, b = layer._parameters["weight"], layer._parameters["bias"]
-        if w is None or x.numel() != w.shape[1] or not edges.kernel_takes(w, b):
+        if w is None or x.shape != (*w.shape[:-2], w.shape[-1]) or not edges.kernel_takes(w, b):
             return None  # not by the kernel
         way.append((w, b, x))
         x = edges.ahead(x, w, b, p)
@@ -267,14 +272,11 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     dtype = w.dtype if w.dtype in (torch.float32, torch.float64) else torch.float32
     if dense is None and len(flows) == 1 and len(flows[0]) == 2:
         r, c = flows[0] if p == 2 else (v.pow(2 / p) for v in flows[0])
-        high, wide = r.max().item(), c.max().item()
-        if not high * wide <= torch.finfo(dtype).max:
-            raise _too_large(name, high * wide, dtype)
-        if not (1 / SAFE < high < SAFE and 1 / SAFE < wide < SAFE) and high > 0 and wide > 0:
-            # The product may be in range where the vectors are not; a power of two costs no digits.
-            shift = 2.0 ** round((math.log2(wide) - math.log2(high)) / 2)
-            r, c = r * shift, c / shift
-        return r.to(dtype).unsqueeze(1), c.to(dtype).unsqueeze(0)
+        ends = torch.stack([r.amax(-1, keepdim=True), c.amax(-1, keepdim=True)])  # of each network
+        least, most = torch.aminmax(ends)
+        if not (least.item() > 1 / SAFE and most.item() < SAFE):
+            r, c = _in_range(name, r, c, ends, dtype)
+        return r.to(dtype).unsqueeze(-1), c.to(dtype).unsqueeze(-2)
     total = _total(w, dense, flows)
     γ = total if p == 2 else total.pow(2 / p)
     if not w.is_cpu:  # the host may not look at it
@@ -285,11 +287,21 @@ def _factors(name: str, w: torch.Tensor, dense: torch.Tensor | None, flows: list
     return (γ.to(dtype),)
 
 
+def _in_range(name: str, r: torch.Tensor, c: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype) -> Factors:
+    """Two vectors whose product may be in range where they are not, both in range; a power of two costs no digits."""
+    largest = ends.prod(0).max().item()
+    if not largest <= torch.finfo(dtype).max:
+        raise _too_large(name, largest, dtype)
+    high, wide = ends.log2()
+    shift = ((wide - high) / 2).round().nan_to_num(0.0, 0.0, 0.0).exp2()
+    return r * shift, c / shift
+
+
 def _total(w: torch.Tensor, dense: torch.Tensor | None, flows: list[edges.Flow]) -> torch.Tensor:
     """∂J/∂|w|^p over all uses of a parameter; 0 where no path leads through it."""
     total = dense
     for flow in flows:
-        part = flow[0] if len(flow) == 1 else torch.outer(*flow)
+        part = flow[0] if len(flow) == 1 else flow[0].unsqueeze(-1) * flow[1].unsqueeze(-2)
         total = part if total is None else total + part
     return torch.zeros_like(w, requires_grad=False) if total is None else total
 

@@ -88,10 +88,10 @@ KERNELS = {
     "finite": "naan",
     "bounded": "nnn aaaaaaa nn an",
     "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
-    "gradients": "nnn aaaaaaaaa nnn a n aaaa nn",
-    "ahead": "aaaa nnnn",
-    "back": "aaa nnnn",
-    "divide": "aaa dd a nnn",
+    "gradients": "nnn aaaaaaaaa nnn a n aaa nn",
+    "ahead": "aaaa nnnnn",
+    "back": "aaa nnnnn",
+    "divide": "aaa dd a nnnn",
     "kinks": "nnnn aaaaaaaaa n",
 }
 INTEGER = {"shuffle": "nnun aa", "words": "nnn aaaaa nn"}  # the same, of those that know no dtype
@@ -108,7 +108,7 @@ class KernelError(RuntimeError):
     """The kernel refused its arguments; it has written nothing."""
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # one that an interrupt has left closed does not stop its own thread
 
 
 def library() -> ctypes.CDLL | None:
@@ -118,6 +118,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def _built() -> build.Built | str:
+    if _build_once.cache_info().currsize:
+        return _build_once()
     with _lock:  # two threads, one compiler
         return _build_once()
 
@@ -313,6 +315,13 @@ class Layout:
         self.at = tuple(None if x is None else x.buffer_info()[0] for x in (self.sizes, self.first, self.lane))
         self.blocks = sum(-(-size // BLOCK) for size in counts)
         self.large = sum(counts) * rows >= SMALL
+        self._sums: array[float] | None = None
+
+    def sums(self) -> array[float]:
+        """Room for pᵀp of every block, which no two calls need at once."""
+        if self._sums is None:
+            self._sums = array("d", bytes(8 * (self.rows * self.blocks + 1)))
+        return self._sums
 
 
 class Noise(NamedTuple):
@@ -355,8 +364,8 @@ def prepared(
     if ξ is not None:
         if not plain(ξ, torch.float64) or ξ.numel() != layout.rows:
             raise KernelError(f"thermostats {ξ!r}: there must be {layout.rows} of torch.float64, one for each replica")
-        sums = torch.empty(layout.rows * layout.blocks + 1, dtype=torch.float64, device="cpu")
-        thermostat = ξ.data_ptr(), sums.data_ptr()
+        sums = layout.sums()
+        thermostat = ξ.data_ptr(), sums.buffer_info()[0]
     named = array("q", draws).tobytes() if draws else None, len(draws), step
     arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys or None, *named)
     rest = (formulas.number, formulas.table, formulas.steps, formulas.stride, formulas.tape, *thermostat, threads)
@@ -502,15 +511,17 @@ def shuffle(points: int, key: int, step: int, layout: Layout) -> torch.Tensor:
 
 def gradients(
     dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
-) -> None:
-    """Losses and gradients of many perceptrons; `tether.ensemble.perceptrons` lays out and checks the arguments."""
+) -> int:
+    """Losses and gradients of many perceptrons; returns how many have a gradient that is not finite.
+
+    `tether.ensemble.perceptrons` lays out and checks the arguments.
+    """
     at = [None if x is None else x.buffer_info()[0] for x in tables]
-    x, y, points, index, kind, losses, faulty, room = data
+    x, y, points, index, kind, losses, room = data
     threads = min(torch.get_num_threads(), sizes[0])
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
-    results = [losses.data_ptr(), faulty.data_ptr()]
-    rest = [index.data_ptr(), kind, *results, product(dtype), scratch.data_ptr(), room, threads]
-    call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
+    rest = [index.data_ptr(), kind, losses.data_ptr(), product(dtype), scratch.data_ptr(), room, threads]
+    return call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
 
 
 def finite(tensors: Sequence[torch.Tensor]) -> bool | None:

@@ -11,7 +11,6 @@ typedef struct {
   const int64_t *index;        // replicas × batch
   int64_t loss;
   void *losses;
-  int64_t *faulty;  // is a gradient of this replica not finite?
   void *gemm;
 } NAME(Net);
 
@@ -143,7 +142,8 @@ CLONES static void NAME(inward)(NAME(Gemm) *gemm, const REAL *w, const REAL *d, 
   } else gemm("N", "N", &M, &N, &K, &one, w, &M, d, &K, &zero, to, &M);
 }
 
-static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) {
+// One replica; returns 1 if a gradient of it is not finite.
+static int NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) {
   NAME(Gemm) *gemm = (NAME(Gemm) *)net->gemm;
   const int64_t layers = net->layers, batch = net->batch;
   const int64_t *width = net->width;
@@ -172,8 +172,8 @@ static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) 
     NAME(activate)(values[l + 1], batch * out, net->activation[l], (REAL)net->slope[l]);
   }
   ((double *)net->losses)[replica] = NAME(lose)(net, replica, values[layers], d, width[layers]);
-  if (!net->weight_grad) return;
-  int64_t faulty = 0;
+  if (!net->weight_grad) return 0;
+  int faulty = 0;
   NAME(differentiate)(d, values[layers], batch * width[layers], net->activation[layers - 1], (REAL)net->slope[layers - 1]);
   for (int64_t l = layers - 1; l >= 0; l--) {
     const int64_t in = width[l], out = width[l + 1];
@@ -193,7 +193,7 @@ static void NAME(replica)(const NAME(Net) *net, int64_t replica, REAL *scratch) 
     d = before;
     before = old;
   }
-  net->faulty[replica] = faulty;
+  return faulty;
 }
 
 // Do all indices, and the labels they lead to, exist?
@@ -209,21 +209,23 @@ static int NAME(within_reach)(const NAME(Net) *net) {
   return 1;
 }
 
+// Returns how many replicas have a gradient that is not finite.
 int64_t NAME(gradients)(int64_t replicas, int64_t batch, int64_t layers, const int64_t *width, const int64_t *activation,
                         const double *slope, void *const *weight, void *const *bias, void *const *weight_grad,
                         void *const *bias_grad, const void *x, const void *y, int64_t points, int64_t points_x,
-                        int64_t points_y, const int64_t *index, int64_t loss, void *losses, int64_t *faulty, void *gemm,
-                        void *scratch, int64_t room, int64_t threads) {
+                        int64_t points_y, const int64_t *index, int64_t loss, void *losses, void *gemm, void *scratch,
+                        int64_t room, int64_t threads) {
   const NAME(Net) net = {replicas, batch, layers, width, activation, slope, weight, bias, weight_grad, bias_grad,
-                         x, y, points, points_x, points_y, index, loss, losses, faulty, gemm};
+                         x, y, points, points_x, points_y, index, loss, losses, gemm};
   if (layers < 1 || layers >= DEPTH || batch < 1 || batch > INT32_MAX) return BAD_SIZE;
-  if (!gemm || !x || !y || !index || !losses || !scratch || (weight_grad && (!bias_grad || !faulty))) return NO_BUFFER;
+  if (!gemm || !x || !y || !index || !losses || !scratch || (weight_grad && !bias_grad)) return NO_BUFFER;
   if (!NAME(within_reach)(&net)) return BAD_INDEX;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
+  int64_t faulty = 0;
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(+ : faulty)
   for (int64_t i = 0; i < replicas; i++) {
     FLUSH
-    NAME(replica)(&net, i, (REAL *)scratch + omp_get_thread_num() * room);
+    faulty += NAME(replica)(&net, i, (REAL *)scratch + omp_get_thread_num() * room);
     RESTORE
   }
-  return FINE;
+  return faulty;
 }

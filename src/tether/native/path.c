@@ -1,5 +1,6 @@
 // Included by native.c, once for each REAL. Products with |w|^p, p = 1 or 2, in one pass over the weights and summed in
-// double; and g/γ where γ is the product of a column and a row. edges.py holds the same mathematics.
+// double; and g/γ where γ is the product of a column and a row. Layers of `nets` networks lie one behind the other.
+// edges.py holds the same mathematics.
 
 // y_o += Σ_i |w_oi|^p x_i, four rows at a time: sums that do not wait for one another
 CLONES static void NAME(four)(const REAL *w, const double *x, double *y, int64_t columns, int64_t square) {
@@ -25,17 +26,42 @@ CLONES static void NAME(four)(const REAL *w, const double *x, double *y, int64_t
   y[0] += s, y[1] += t, y[2] += u, y[3] += v;
 }
 
-static double NAME(edge)(REAL w, int64_t square) { return square ? (double)w * (double)w : fabs((double)w); }
+INLINE double NAME(edge)(REAL w, int64_t square) { return square ? (double)w * (double)w : fabs((double)w); }
 
-// y ← |w|^p x + |b|^p; b may be null
-int64_t NAME(ahead)(const REAL *w, const REAL *b, const double *x, double *y, int64_t rows, int64_t columns,
+// The same for all rows of a layer with few inputs, their number being known where this is compiled
+INLINE void NAME(thin_rows)(const REAL *w, const double *x, double *y, int64_t rows, const int in, int64_t square) {
+  for (int64_t o = 0; o < rows; o++) {
+    double sum = y[o];
+    for (int i = 0; i < in; i++) sum += NAME(edge)(w[o * in + i], square) * x[i];
+    y[o] = sum;
+  }
+}
+
+CLONES static void NAME(thin)(const REAL *w, const double *x, double *y, int64_t rows, int64_t columns, int64_t square) {
+  if (columns == 1) square ? NAME(thin_rows)(w, x, y, rows, 1, 1) : NAME(thin_rows)(w, x, y, rows, 1, 0);
+  if (columns == 2) square ? NAME(thin_rows)(w, x, y, rows, 2, 1) : NAME(thin_rows)(w, x, y, rows, 2, 0);
+  if (columns == 3) square ? NAME(thin_rows)(w, x, y, rows, 3, 1) : NAME(thin_rows)(w, x, y, rows, 3, 0);
+  if (columns == 4) square ? NAME(thin_rows)(w, x, y, rows, 4, 1) : NAME(thin_rows)(w, x, y, rows, 4, 0);
+}
+
+// y ← |w|^p x + |b|^p for each of `nets` layers; b may be null
+int64_t NAME(ahead)(const REAL *w, const REAL *b, const double *x, double *y, int64_t nets, int64_t rows, int64_t columns,
                     int64_t square, int64_t threads) {
-  if (rows && (!y || (columns && (!w || !x)))) return NO_BUFFER;
-  for (int64_t o = 0; o < rows; o++) y[o] = b ? NAME(edge)(b[o], square) : 0;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t o = 0; o < rows / 4; o++) NAME(four)(w + 4 * o * columns, x, y + 4 * o, columns, square);
-  for (int64_t o = rows / 4 * 4; o < rows; o++)
-    for (int64_t i = 0; i < columns; i++) y[o] += NAME(edge)(w[o * columns + i], square) * x[i];
+  if (nets && rows && (!y || (columns && (!w || !x)))) return NO_BUFFER;
+  const int64_t most = columns <= 4 ? CHUNK : 4;  // rows at a time
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t net = 0; net < nets; net++)
+    for (int64_t o = 0; o < rows; o += most) {
+      const REAL *from = w + (net * rows + o) * columns;
+      const double *in = x + net * columns;
+      const int64_t at = net * rows + o, some = rows - o < most ? rows - o : most;
+      for (int64_t k = 0; k < some; k++) y[at + k] = b ? NAME(edge)(b[at + k], square) : 0;
+      if (columns <= 4) NAME(thin)(from, in, y + at, some, columns, square);
+      else if (some == 4) NAME(four)(from, in, y + at, columns, square);
+      else
+        for (int64_t k = 0; k < some; k++)
+          for (int64_t i = 0; i < columns; i++) y[at + k] += NAME(edge)(from[k * columns + i], square) * in[i];
+    }
   return FINE;
 }
 
@@ -61,33 +87,50 @@ CLONES static void NAME(strip)(const REAL *w, const double *y, double *x, int64_
     for (int64_t i = 0; i < width; i++) x[i] += NAME(edge)(w[o * columns + i], square) * y[o];
 }
 
-int64_t NAME(back)(const REAL *w, const double *y, double *x, int64_t rows, int64_t columns, int64_t square,
+int64_t NAME(back)(const REAL *w, const double *y, double *x, int64_t nets, int64_t rows, int64_t columns, int64_t square,
                    int64_t threads) {
-  if (columns && (!x || (rows && (!w || !y)))) return NO_BUFFER;
-  const int64_t width = threads > 1 ? (columns + threads - 1) / threads : columns;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t at = 0; at < columns; at += width)
-    NAME(strip)(w + at, y, x + at, rows, columns, columns - at < width ? columns - at : width, square);
+  if (nets && columns && (!x || (rows && (!w || !y)))) return NO_BUFFER;
+  const int64_t shares = nets < threads ? threads : 1, width = (columns + shares - 1) / shares;
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t net = 0; net < nets; net++)
+    for (int64_t share = 0; share < shares; share++) {
+      const int64_t at = share * width, left = columns - at;
+      if (left > 0)
+        NAME(strip)(w + net * rows * columns + at, y + net * rows, x + net * columns + at, rows, columns,
+                    left < width ? left : width, square);
+    }
   return FINE;
 }
 
-// to ← keep·to + times·g/(r_o c_i), and 0 for the quotient where the divisor is 0
-CLONES static void NAME(quotient)(const REAL *g, REAL r, const REAL *c, REAL times, REAL keep, REAL *to,
-                                  int64_t columns) {
-  if (keep == 0) {
-#pragma omp simd
-    for (int64_t i = 0; i < columns; i++) to[i] = r * c[i] > 0 ? times * g[i] / (r * c[i]) : 0;
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < columns; i++) to[i] = keep * to[i] + (r * c[i] > 0 ? times * g[i] / (r * c[i]) : 0);
-  }
+// to ← keep·to + times·g/(r_o c_i), and 0 for the quotient where the divisor is 0; for some rows
+INLINE void NAME(quotients)(const REAL *g, const REAL *r, const REAL *c, REAL times, REAL keep, REAL *to, int64_t rows,
+                            int64_t columns) {
+  for (int64_t o = 0; o < rows; o++)
+    for (int64_t i = 0; i < columns; i++) {
+      const REAL divisor = (r ? r[o] : 1) * c[i], part = divisor > 0 ? times * g[o * columns + i] / divisor : 0;
+      to[o * columns + i] = keep == 0 ? part : keep * to[o * columns + i] + part;
+    }
 }
 
-int64_t NAME(divide)(const REAL *g, const REAL *r, const REAL *c, double times, double keep, REAL *to, int64_t rows,
-                     int64_t columns, int64_t threads) {
-  if (rows && columns && (!g || !c || !to)) return NO_BUFFER;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t o = 0; o < rows; o++)
-    NAME(quotient)(g + o * columns, r ? r[o] : 1, c, (REAL)times, (REAL)keep, to + o * columns, columns);
+CLONES static void NAME(quotient)(const REAL *g, const REAL *r, const REAL *c, REAL times, REAL keep, REAL *to,
+                                  int64_t rows, int64_t columns) {
+  if (columns == 1) NAME(quotients)(g, r, c, times, keep, to, rows, 1);
+  else if (columns == 2) NAME(quotients)(g, r, c, times, keep, to, rows, 2);
+  else if (columns == 3) NAME(quotients)(g, r, c, times, keep, to, rows, 3);
+  else if (columns == 4) NAME(quotients)(g, r, c, times, keep, to, rows, 4);
+  else NAME(quotients)(g, r, c, times, keep, to, rows, columns);
+}
+
+int64_t NAME(divide)(const REAL *g, const REAL *r, const REAL *c, double times, double keep, REAL *to, int64_t nets,
+                     int64_t rows, int64_t columns, int64_t threads) {
+  if (nets && rows && columns && (!g || !c || !to)) return NO_BUFFER;
+  const int64_t most = columns <= 4 ? CHUNK : 1;  // rows at a time
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t net = 0; net < nets; net++)
+    for (int64_t o = 0; o < rows; o += most) {
+      const int64_t at = net * rows + o, some = rows - o < most ? rows - o : most;
+      NAME(quotient)(g + at * columns, r ? r + at : 0, c + net * columns, (REAL)times, (REAL)keep, to + at * columns,
+                     some, columns);
+    }
   return FINE;
 }

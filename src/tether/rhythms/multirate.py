@@ -55,6 +55,10 @@ def set_clocks(model: nn.Module, opt: Optimizer, batchnorm: str = "train", slow_
 def one_clock(model: nn.Module, fast: str) -> None:
     """Refuse tied weights that are fast by one of their names and slow by another: one tensor has one clock."""
     first: dict[int, str] = {}
+    if all(matches(name, fast) for name, _ in model.named_parameters()):
+        raise ValueError(
+            f"fast={fast!r} matches every parameter, so that nothing is left slow: name the head, e.g. 'fc.*'"
+        )
     for name, param in model.named_parameters(remove_duplicate=False):
         known = first.setdefault(id(param), name)
         if matches(name, fast) != matches(known, fast):

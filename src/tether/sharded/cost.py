@@ -106,7 +106,7 @@ def held_entries(param: torch.Tensor, ranks: int, rank: int) -> int:
 def by_entry(word: Word, params: Sequence[torch.Tensor], ranks: int, rank: int) -> float:
     """Operations of a part whose entries, or rows, move by themselves."""
     letters = [LETTERS[beat.letter] for beat in word.program]
-    each = sum(2 * len(letter.changes) + NORMAL * ("R" in letter.needs) for letter in letters)
+    each = sum(2 * len(letter.changes) + NORMAL * letter.draws for letter in letters)
     return float(each * sum(held_entries(param, ranks, rank) for param in params))
 
 

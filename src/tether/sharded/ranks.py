@@ -220,29 +220,27 @@ class Shared:
         rest = [pair for pair, yes in zip(groups, cut, strict=True) if not yes and local(pair[0][0]).numel()]
         return [Stack(mine, own, surface, lanes, self.cut(mine)) for mine, own in rest], apart
 
-    def violation(self, row: Row, moving: Sequence[tuple[str, Any]]) -> torch.Tensor:
+    def violation(self, moving: Sequence[tuple[str, Any]], surface: Surface, lanes: Lanes, state: Any) -> torch.Tensor:
         """The largest violation of these parameters; a matrix that cannot be cut is looked at whole, one at a time."""
         worst = torch.zeros(1, dtype=torch.float64)
         for name, param in moving:
-            stack, state = self.seen(name, param, row)
+            stack, held = self.seen(name, param, surface, lanes, state)
             if stack is not None:
-                point = stack.surface.embed(stack.point(state), stack.gather(stack.params))
+                point = stack.surface.embed(stack.point(held), stack.gather(stack.params))
                 worst = torch.maximum(worst, stack.surface.violation(point).double().cpu())
         return self.worst(worst)
 
-    def seen(self, name: str, param: Any, row: Row) -> tuple[Stack | None, Any]:
+    def seen(self, name: str, param: Any, surface: Surface, lanes: Lanes, state: Any) -> tuple[Stack | None, Any]:
         """What this rank looks at to see whether a parameter is on its surface, and its state."""
-        surface = row.surface
-        assert isinstance(surface, Surface)
         how = way(param, surface)
         if how == "owners":
-            return Stack([param.full_tensor()], [name], surface, row.lanes), row.state
+            return Stack([param.full_tensor()], [name], surface, lanes), state
         if how == "bands":
             exchange, stack = banded([param], [name], surface)
-            return stack, {exchange.params[0]: row.state.get(param, {})}
+            return stack, {exchange.params[0]: state.get(param, {})}
         if how == "pieces" and not local(param).numel():
             return None, {}
-        return Stack([param], [name], surface, row.lanes, self.cut([param], surface)), row.state
+        return Stack([param], [name], surface, lanes, self.cut([param], surface)), state
 
 
 def kind(x: Any) -> tuple[Any, ...]:

@@ -65,10 +65,10 @@ class Runner:
     def _begin(self) -> None:
         s = self.setting
         data = self.problem.train
+        self.parameters = list(self.nets.parameters())
         self.batch = None if data is None or s.batch is None or s.batch >= len(data[0]) else s.batch
-        self.run = Run(
-            self.nets, self.opt, data, self.problem.loss, self.batch, False, False, s.seed, True, resumable=False
-        )
+        how = (False, "shuffled", False, s.seed, True)
+        self.run = Run(self.nets, self.opt, data, self.problem.loss, self.batch, *how, resumable=False)
 
     def advance(self) -> None:
         """One step of the optimizer. What the library refuses is kept to be shown; then the run rests."""
@@ -112,10 +112,9 @@ class Runner:
 
     def note(self) -> None:
         """Add the present place of the pair to its trail."""
-        parameters = list(self.nets.parameters())
         if self.problem.train is None and len(self.visits) < KEPT:
-            self.visits.append(parameters[0].detach().clone())
-        place = [_entry(parameters, self.replica, i) for i in self.pair]
+            self.visits.append(self.parameters[0].detach().clone())
+        place = [_entry(self.parameters, self.replica, i) for i in self.pair]
         if self.noted == KEPT:
             self.noted -= KEPT // 3
             self.trail[: self.noted] = self.trail[KEPT // 3 :].copy()
@@ -126,7 +125,7 @@ class Runner:
     def snapshot(self, measured: bool = True) -> Snapshot:
         """A copy of everything that is drawn. Sleeping weights have their values in it. `measured`: new readings."""
         with getattr(self.opt, "awake", nullcontext)():
-            weights = torch.cat([x.detach().reshape(len(self.nets), -1) for x in self.nets.parameters()], 1)
+            weights = torch.cat([x.detach().reshape(len(self.nets), -1) for x in self.parameters], 1)
         if measured or self.readings is None:
             self.readings = read(self.opt, [name for name, _ in self.nets.named_parameters()])
         visits, self.visits = (torch.cat(self.visits).numpy() if self.visits else None), []

@@ -23,7 +23,7 @@ __all__ = ["Session"]
 
 SLICE = 0.008  # seconds of training between two looks at what the page wants
 NOTES = 400.0  # places of a trail in a second, at most
-FULL, SHARE = 0.2, 8.0  # a full frame comes after so many seconds, and after so many times what the last one took
+FULL, SHARE = 0.4, 8.0  # a full frame comes after so many seconds, and after so many times what the last one took
 SHOWS = ("weights", "heat", "trail", "network")  # the instruments
 Send = Callable[[dict[str, Any], bytes | None], None]
 Shots = tuple[list[Snapshot], dict[str, Any], tuple[int, Setting]]  # with the view, and the run with its setting
@@ -32,7 +32,7 @@ Shots = tuple[list[Snapshot], dict[str, Any], tuple[int, Setting]]  # with the v
 class Session:
     """Trains what a page asks for and sends it frames; `send` is called from any thread."""
 
-    def __init__(self, send: Send, frames_per_second: float = 36.0, studio: Studio | None = None) -> None:
+    def __init__(self, send: Send, frames_per_second: float = 32.0, studio: Studio | None = None) -> None:
         self._send, self._pause, self._gallery = send, 1 / frames_per_second, Gallery(studio)
         self._commands: deque[Mapping[str, Any]] = deque()
         self._wake, self._wanted, self._shot = threading.Event(), threading.Event(), threading.Event()
@@ -268,7 +268,8 @@ class Session:
         self._shot.clear()
         self._asked = True
         self._wake.set()
-        self._shot.wait()
+        while not self._shot.wait(1.0) and not self._over:
+            pass
         found, self._shots = self._shots, None
         return found
 

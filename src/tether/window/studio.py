@@ -20,6 +20,7 @@ from tether.window.setting import Setting
 __all__ = ["Studio", "paint"]
 
 READY = b"ready\n"
+NICE = 5  # where cores are few, training goes before pictures
 
 
 class Studio:
@@ -64,8 +65,8 @@ class Studio:
     def close(self) -> None:
         """End the process."""
         self.ready = False
+        self._process.kill()  # first: whoever waits for a frame holds the lock
         with self._one:
-            self._process.kill()
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
@@ -93,6 +94,8 @@ def paint() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed by mistake goes to the terminal, not among the frames
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    if hasattr(os, "nice"):
+        os.nice(NICE)
     with suppress(BrokenPipeError):  # nobody waits for the frame any more
         out.write(READY)
         out.flush()

@@ -126,6 +126,13 @@ class Picture {
   shown() { this.pen.putImageData(this.image, 0, 0); return this.canvas; }
 }
 
+// One colour over another, as the four bytes of a pixel.
+function mixed(below, above, share) {
+  let found = 255 << 24;
+  for (const shift of [0, 8, 16]) found |= Math.round(((below >> shift) & 255) * (1 - share) + ((above >> shift) & 255) * share) << shift;
+  return found;
+}
+
 function contour(pen, values, side, level, w, h) {
   // marching squares
   pen.beginPath();
@@ -211,6 +218,7 @@ class Window {
     this.card = dark ? "#1d2226" : "#ffffff"; // as in the style sheet
     this.shades = shades(channels(this.card));
     this.edge = dark ? 0xff8a867f : 0xff9a938c;
+    this.boundary = dark ? 0xffe6e4e1 : 0xff30302c;
     this.layer = null;
     this.redraw();
   }
@@ -617,7 +625,7 @@ class Card {
   draw(f, row, news) {
     if (this.field.inView) this.say(f);
     if (news) this.tell(row);
-    if (this.plot.inView && (news || (this.page.frames + this.i) % 2)) this[this.page.shot.shows](f, row, news); // every second frame will do
+    if (this.plot.inView && (news || (this.page.frames + this.i) % 4 === 0)) this[this.page.shot.shows](f, row, news); // every fourth frame will do
   }
 
   say(f) {
@@ -639,21 +647,16 @@ class Card {
   }
 
   classes(pen, w, h, f, field, side) {
-    const { page } = this, { shades, pictures } = page, picture = pictures[this.i][0], pixels = picture.pixels(side), area = side * side;
-    const floor = 255 / f.classes, stretch = 255 / (255 - floor);
+    const { page } = this, { shades } = page, picture = page.pictures[this.i][0], pixels = picture.pixels(side), area = side * side, floor = 255 / f.classes, stretch = 255 / (255 - floor);
     for (let row = 0, from = 0; row < side; row++) for (let i = 0, to = (side - 1 - row) * side; i < side; i++, from++, to++) {
-      const v = field[from];
-      if (f.classes === 2) pixels[to] = v < 128 ? shades[255 - 2 * v] : shades[1 + 2 * v];
-      else {
-        const edge = (i + 1 < side && field[from + 1] !== v) || (row + 1 < side && field[from + side] !== v);
-        pixels[to] = edge ? page.edge : shades[256 * v + Math.max(0, Math.round((field[area + from] - floor) * stretch))];
-      }
+      const v = field[from], right = i + 1 < side ? field[from + 1] : v, above = row + 1 < side ? field[from + side] : v;
+      if (f.classes === 2) {
+        const slope = Math.max(Math.abs(right - v), Math.abs(above - v)), near = slope - Math.abs(v - 127.5); // within a pixel of the boundary?
+        pixels[to] = v < 128 ? shades[255 - 2 * v] : shades[1 + 2 * v];
+        if (near > 0) pixels[to] = mixed(pixels[to], page.boundary, near / slope);
+      } else pixels[to] = right !== v || above !== v ? page.edge : shades[256 * v + Math.max(0, Math.round((field[area + from] - floor) * stretch))];
     }
     pen.drawImage(picture.shown(), 0, 0, w, h);
-    if (f.classes === 2) {
-      pen.strokeStyle = page.ink; pen.lineWidth = 1;
-      contour(pen, field, side, 127.5, w, h);
-    }
     pen.drawImage(page.dots(w, h), 0, 0, w, h);
   }
 
