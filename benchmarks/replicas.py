@@ -6,7 +6,8 @@
 Whole training steps: minibatches, forward, backward, SGD with momentum (for ours the word OBA, which is the same, and
 Langevin dynamics with noise). jax (jit, vmap and scan over the steps) takes part where it is installed. The second
 table has eight small residual networks (widths 16-32-64, 32 × 32 pixels, batch 16) and eight small encoders (2 layers
-of 64, 32 tokens, batch 16), each with batches of its own.
+of 64, 32 tokens, batch 16), each with batches of its own; "products" is the share of a step that
+torch's profiler finds in convolutions, products of matrices and attention.
 """
 
 from __future__ import annotations
@@ -230,6 +231,16 @@ def own_vmap(nets: list[torch.nn.Module], x: torch.Tensor, y: torch.Tensor) -> R
     return run
 
 
+def products(call: Run) -> float:
+    """The share of a step that is convolutions, products of matrices and attention."""
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        call()
+    spent = {event.key: event.self_cpu_time_total for event in found.key_averages()}
+    heavy = sum(time for key, time in spent.items() if any(word in key for word in ("conv", "mm", "attention")))
+    return heavy / sum(spent.values())
+
+
 def main() -> None:
     options = arguments(__doc__, rounds=11, quick=7, threads=(2,), cases=(*CASES, *DEEP))
     run = Report("replicas", "What a hundred runs cost", options, ("jax",))
@@ -241,7 +252,9 @@ def main() -> None:
         table = run.table("convolutions and attention, whole training step of eight", "loop over modules")
         for case in options.only:
             if case in DEEP:
-                table.add(case, interleave(deep(case, options.peers), options.rounds, case, warm=1))
+                calls = deep(case, options.peers)
+                times = interleave(calls, options.rounds, case, warm=1)
+                table.add(case, times, products={label: products(call) for label, call in calls.items()})
     run.write()
 
 
