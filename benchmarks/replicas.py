@@ -28,6 +28,7 @@ CASES = {
     "b": (100, (2, 500, 1), 20),
     "c": (100, (2, 500, 1), 2),
     "d": (16, (784, 100, 10), 128),
+    "e": (50, (2, 20, 20, 1), 25),
 }
 POINTS, H, MOMENTUM = 500, 0.1, 0.9
 Run = Callable[[], object]
@@ -108,6 +109,14 @@ def ours(n: int, widths: tuple[int, ...], batch: int, steps: int, **fields: obje
     return lambda: tether.train(ens, opt, (x, y), loss, steps, batch, steps, progress=False)
 
 
+def method(name: str, n: int, widths: tuple[int, ...], batch: int, steps: int, **options: float) -> Run:
+    """tether.train by a published method."""
+    x, y, loss = data(widths)
+    ens = tether.Replicas(lambda: mlp(*widths), n)
+    opt = getattr(tether.methods, name)(ens, **options)
+    return lambda: tether.train(ens, opt, (x, y), loss, steps, batch, steps, progress=False)
+
+
 def by_jax(n: int, widths: tuple[int, ...], batch: int, steps: int) -> Run | None:
     """jit, vmap, and a scan over all steps."""
     try:
@@ -172,6 +181,9 @@ def main() -> None:
             "Replicas: ens(x), backward": (plain(n, widths, batch, many), many),
             "tether.train": (ours(n, widths, batch, many, word="OBA"), many),
             "tether.train, BAOAB τ > 0": (ours(n, widths, batch, many, word="BAOAB", temperature=1e-4), many),
+            "tether.train, LOL": (method("lol", n, widths, batch, many), many),
+            "tether.train, AdLaLa": (method("adlala", n, widths, batch, many, coupling=1e-3), many),
+            "tether.train, Path-SGD": (method("path_sgd", n, widths, batch, many, lr=1e-3), many),
             "jax": (by_jax(n, widths, batch, many), many),
         }
         calls = {label: run for label, (run, _) in makers.items() if run is not None}
