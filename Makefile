@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit docs release-check sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-sharded bench-explore weights finetune format clean
+.PHONY: setup demo test lint types unit docs release-check sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-muon bench-sharded bench-explore weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -67,6 +67,9 @@ bench-multirate: setup
 
 bench-path: setup
 	$(BIN)/python benchmarks/path.py
+
+bench-muon: setup
+	$(BIN)/python benchmarks/muon.py
 
 bench-sharded: setup
 	$(BIN)/python benchmarks/sharded.py

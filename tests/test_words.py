@@ -115,7 +115,7 @@ def test_a_word_prints_as_its_program():
 @pytest.mark.parametrize(
     ("word", "at", "problem"),
     [
-        ("BAQAB", 2, "unknown letter 'Q' in the word 'BAQAB': letters are ABCDEFHLMOSUX"),
+        ("BAQAB", 2, "unknown letter 'Q' in the word 'BAQAB': letters are ABCDEFHLMOSUVX"),
         ("BAoAB", 2, "unknown letter 'o' in the word 'BAoAB': did you mean 'O'?"),
         ("x", 0, "unknown letter 'x' in the word 'x': did you mean 'X'?"),
         ("B A", 1, "unknown letter ' ' in the word 'B A'"),

@@ -12,6 +12,7 @@ from tether.ensemble.tempering import exchange, temper, tempering_weights
 from tether.loop.sample import Draws, sample
 from tether.loop.train import Record, train
 from tether.metrics.path import Path
+from tether.metrics.spectral import Spectral
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
 from tether.rhythms import Every, Merge, Metropolis, Sleep
@@ -40,6 +41,7 @@ __all__ = [
     "Replicas",
     "Schedule",
     "Sleep",
+    "Spectral",
     "Sphere",
     "constrain",
     "data",

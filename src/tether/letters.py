@@ -301,6 +301,15 @@ def S(θ, p, h, m=1.0):
 
 
 @letter("θ", flow=False)
+def V(θ, p, g, h, γ):
+    """Nesterov's step as torch has it: θ ← θ − h (g + e^{−γ} p).
+
+    After M, which leaves p ← e^{−γ} p + g. The word MV is ``torch.optim.SGD(lr=h, momentum=μ, nesterov=True)``.
+    """
+    return θ - h * (g + exp(-γ) * p)
+
+
+@letter("θ", flow=False)
 def H(θ, g, g0, h):
     """Heun's corrector (3.3.2.1): θ ← θ − (h/2)(g − g0).
 

@@ -22,6 +22,7 @@ from tether.engine.table import CITATIONS
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.metrics.path import Path
+from tether.metrics.spectral import Spectral
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.rhythms.metropolis import Metropolis
@@ -44,6 +45,7 @@ __all__ = [
     "lol",
     "mala",
     "multirate_sgd",
+    "muon",
     "orthogonal_cola_od",
     "orthogonal_cola_ud",
     "path_sgd",
@@ -495,6 +497,46 @@ def path_sgd(
     if momentum and temperature:
         raise ValueError("momentum with temperature: use Optimizer(model, word='BAOAB', metric=tether.Path(), ...)")
     return Optimizer(model, lr=lr, metric=Path(p), temperature=temperature, **_descent(momentum), **options)
+
+
+@cites("jordan2024")
+def muon(
+    model: torch.nn.Module,
+    lr: float = 1e-3,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    weight_decay: float = 0.1,
+    adjust_lr: str = "original",
+    other_lr: float | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Muon: θ ← (1 − hλ)θ − h s UVᵀ with UΣVᵀ the momentum of a matrix, by the metric `Spectral`.
+
+    Its matrices move as those of ``torch.optim.Muon``, to the rounding of bfloat16, in which torch computes UVᵀ; here
+    that is done in float32, for all matrices of one shape at once. Matrices are the parameters with two axes or more,
+    the weights of convolutions as out × (in · kernel); not those of `torch.nn.Embedding`. All others are a second row:
+    the same momentum without the metric.
+
+    Args:
+        model: a module, or `Replicas`.
+        lr: h.
+        momentum: μ of the words MS and MV, p ← μp + g.
+        nesterov: UΣVᵀ is g + μp instead of p.
+        weight_decay: λ of the matrices; it is no part of the gradient. Others are not decayed.
+        adjust_lr: s, the scale of `Spectral`: ``"original"`` or ``"match_rms_adamw"``.
+        other_lr: the step size of the second row; None takes lr.
+        **options: of `Optimizer`.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    axes = 2 + isinstance(model, Replicas)
+    named = list(model.named_parameters())
+    whole = [glob.escape(name) for name, x in named if x.dim() >= axes and id(x) not in tables]
+    parts = [Part("|".join(whole), metric=Spectral(scale=adjust_lr, decay=weight_decay))] if whole else []
+    rest = [Part("*", lr=lr if other_lr is None else other_lr)] if len(whole) < len(named) else []
+    fields = _descent(momentum)
+    if nesterov and momentum:
+        fields["word"] = "MV"
+    return Optimizer(model, [*parts, *rest], lr=lr, **fields, **options)
 
 
 def _descent(momentum: float) -> dict[str, Any]:

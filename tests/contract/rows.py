@@ -80,6 +80,7 @@ ROWS = {
     "composite_sgd": Row(methods.composite_sgd, {"k": 3}, noisy=False),
     "path_sgd": path(),
     "path_sgd with momentum": path(momentum=0.9),
+    "muon": Row(methods.muon, {"lr": 0.01, "weight_decay": 0.0}, noisy=False, trains_at=0.02),
     "L": word("L"),
     "BAFEFAB": word("BAFEFAB"),
     "OBABO": word("OBABO"),

@@ -31,7 +31,7 @@ SAID = {
     "momentum": r"word='MS', friction=-math\.log\(0\.9\)",
     "betas": r"tether\.constrain\(torch\.optim\.Adam\(model\.named_parameters\(\)\)",
     "maximize": r"\(-loss\)\.backward\(\)",
-    "nesterov": "word='MS'",
+    "nesterov": "word='MV'",
     "fused": "leave it out",
 }
 DOORS = {

@@ -456,6 +456,10 @@ def refused(rank, world):
         except (ValueError, TypeError) as error:
             found[key] = str(error)
     columns = sharded("sphere_cola_ud", "columns", torch.float64, world)
+    try:
+        tether.Optimizer(columns, [tether.Part("0.weight", on=tether.Sphere(per="tensor")), tether.Part("*")], lr=0.1)
+    except ValueError as error:
+        found["whole"] = str(error)
     opt = torch.optim.AdamW(columns.named_parameters(), lr=0.01)
     try:
         tether.constrain(opt, {"0.weight": tether.Sphere()})

@@ -127,6 +127,7 @@ def test_refusals_say_what_to_do():
     for found in result(3, "refused"):
         assert "use DDP" in found["path"]
         assert "leave it whole" in found["level"]
+        assert "leave it whole" in found["whole"]
         assert "use batch_dims=0" in found["replicas"]
         assert "Shard(0)" in found["sphere"]
 

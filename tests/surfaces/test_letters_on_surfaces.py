@@ -9,7 +9,7 @@ from tether import Circle, Free, Level, Optimizer, Orthogonal, Sphere
 from tether.letters import LETTERS
 
 # a word for each letter, alone where it can be, and a few in which it comes twice or last
-WORDS = ("BAB", "OBA", "BAOAB", "ABOBA", "OBABO", "BACDEDCAB", "BAFEFAB", "X", "L", "MS", "XH")
+WORDS = ("BAB", "OBA", "BAOAB", "ABOBA", "OBABO", "BACDEDCAB", "BAFEFAB", "X", "L", "MS", "MV", "XH")
 SURFACES = {
     "free": Free,
     "circle": lambda: Circle(1.0),

@@ -163,5 +163,8 @@ def test_facts_hold_every_letter_and_plain_values_only():
     json.dumps(known, allow_nan=False)
     assert known["letters"]["A"] == "Drift (2.53a): θ ← θ + h p/m."
     assert about_word("BAOAB")["about"].startswith("BAOAB: B(½h′ + ½h)")
-    assert about_word("BAQ") == {"error": "unknown letter 'Q' in the word 'BAQ': letters are ABCDEFHLMOSUX", "caret": 2}
+    assert about_word("BAQ") == {
+        "error": "unknown letter 'Q' in the word 'BAQ': letters are ABCDEFHLMOSUVX",
+        "caret": 2,
+    }
     assert finite_values({"a": [math.nan, 1.0], "b": math.inf}) == {"a": [None, 1.0], "b": None}

@@ -24,7 +24,7 @@ _NOTHING = "leave it out"
 TRANSLATIONS = {
     "momentum": "momentum is a word: momentum=0.9 is word='MS', friction=-math.log(0.9)",
     "dampening": "the word 'MS' is torch's momentum with dampening=0: leave it out",
-    "nesterov": "there is no letter for it; word='MS' is torch's momentum without it",
+    "nesterov": "Nesterov's momentum is a word: momentum=0.9 with it is word='MV', friction=-math.log(0.9)",
     "maximize": "every word descends; to ascend, turn the loss around: (-loss).backward()",
     "betas": _ADAM,
     "eps": _ADAM,

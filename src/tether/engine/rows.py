@@ -215,8 +215,8 @@ class Row:
     def enter(self, measured: Mapping[str, Any]) -> None:
         """Take this step in the row's metric."""
         assert self.metric is not None
-        for body in self.bodies:
-            self.metric.enter(body, measured, whole="p" in self.word.needs or noisy(self.word, self.values))
+        whole = "p" in self.word.needs or noisy(self.word, self.values)
+        self.bodies = [self.metric.enter(body, measured, whole) or body for body in self.bodies]
 
     def play(self, beats: tuple[Beat, ...], times: float = 1.0, bodies: Any = None, draw: int = 0) -> int:
         """Let bodies plan these beats with a step `times` as long; returns the next free draw."""
@@ -280,7 +280,10 @@ class Row:
 
     def writes(self) -> list[Write]:
         """What the bodies have planned, and the thermostat."""
-        writes = [one for body in self.bodies for one in body.writes()]
+        if self.metric is not None and self.metric.leaves:
+            writes = [one for body in self.bodies for one in self.metric.leave(body, self.values["lr"])]
+        else:
+            writes = [one for body in self.bodies for one in body.writes()]
         if "ξ" in self.word.needs and self.bodies:
             ξ, before = self.scalars["ξ"], self.group["thermostat"]
             if self.resting and ξ.dim():

@@ -10,6 +10,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from tether.engine.blocks import Block
+    from tether.engine.commit import Write
 
 __all__ = ["Metric", "MetricError"]
 
@@ -21,8 +22,11 @@ class MetricError(ValueError):
 class Metric(ABC):
     """Base class of metrics.
 
-    A step is made in coordinates of the metric: `enter` transforms into them and plans the way back.
+    A step is made in coordinates of the metric: `enter` transforms into them and plans the way back. A metric that
+    needs to see where the word led says ``leaves = True`` and plans the way back in `leave`.
     """
+
+    leaves: bool = False
 
     def __repr__(self) -> str:
         """Name and settings. Two of equal text are the same."""
@@ -38,8 +42,14 @@ class Metric(ABC):
         """What the metric needs to know of each parameter, by name. It is called once per step for all parts."""
 
     @abstractmethod
-    def enter(self, block: Block, measured: Mapping[str, Any], whole: bool) -> None:
+    def enter(self, block: Block, measured: Mapping[str, Any], whole: bool) -> Block | None:
         """Transform the gradients of a block; if `whole`, also its parameters, for momenta and noise.
 
-        Replace ``block.g`` and ``block.θ`` by new tensors, and put the writes that transform back into ``block.after``.
+        Replace ``block.g`` and ``block.θ`` by new tensors, and put the writes that transform back into ``block.after``;
+        or return another block, ``block.beside(θ, p)``, that takes its place in this step.
         """
+        return None
+
+    def leave(self, block: Block, h: Any) -> list[Write]:
+        """What the commit must do for a block that was given to `enter`, after a word of step size h."""
+        return block.writes()

@@ -40,8 +40,8 @@ def columns_of(param: Any) -> int | None:
 
 
 def by_bands(param: Any, surface: Any) -> bool:
-    """Is it on a sphere and cut in a way that bands of whole rows can mend?"""
-    return isinstance(surface, Sphere) and columns_of(param) is not None
+    """Is it on spheres of rows, and cut in a way that bands of whole rows can mend?"""
+    return isinstance(surface, Sphere) and surface.per == "row" and columns_of(param) is not None
 
 
 class Exchange:

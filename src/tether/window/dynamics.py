@@ -16,6 +16,7 @@ from tether import methods
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import output_layer
 from tether.metrics.path import Path
+from tether.metrics.spectral import Spectral
 from tether.optimizer import Optimizer
 from tether.part import DEFAULTS, NUMERIC, Part
 from tether.rhythms import Every, Merge, Sleep
@@ -54,7 +55,7 @@ CHOICES: dict[str, dict[str, tuple[Callable[..., Any], dict[str, Any]]]] = {
         "Sphere": (Sphere, {"radius": 1.0}),
         "Orthogonal": (Orthogonal, {}),
     },
-    "metric": {"Path": (Path, {"p": 2.0})},
+    "metric": {"Path": (Path, {"p": 2.0}), "Spectral": (Spectral, {"steps": 5, "decay": 0.0})},
     "rhythm": {"Every": (Every, {"k": 5}), "Sleep": (Sleep, {"share": 0.5, "nap": 5}), "Merge": (Merge, {"k": 5})},
 }
 USED = {"γ": "friction", "τ": "temperature", "ε": "coupling", "σ": "noise", "m": "mass"}
@@ -179,7 +180,7 @@ def _chosen(name: str, value: Any) -> Any:
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         raise SettingError([name], f"{kind} has no {unknown[0]!r}; it has {', '.join(defaults) or 'no settings'}")
-    whole = {key: int(x) if key in ("k", "nap") and x == int(x) else x for key, x in given.items()}
+    whole = {key: int(x) if key in ("k", "nap", "steps") and x == int(x) else x for key, x in given.items()}
     try:
         return make(**{**defaults, **whole})
     except (ValueError, TypeError) as error:
