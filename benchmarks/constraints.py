@@ -1,35 +1,30 @@
 """What a hard constraint costs, beside plain SGD with momentum and the peers, interleaved in one run.
 
-    make bench-constraints
-    python benchmarks/constraints.py --rounds 60 --threads 1 --only W1
+    make bench-constraints           # benchmarks/results/constraints.json; two minutes
+    python benchmarks/constraints.py --only W1 --out out/bench
 
-Whole training steps (forward, backward, update) and the update alone; figures are medians over rounds, ratios are
-medians of the rounds' ratios to torch's SGD with momentum (foreach). The violation is the largest |QᵀQ − I| of any
-constrained weight in the run.
+W1: 6 hidden layers of 100², batch 25. W2: 4 of 1024², batch 128. W3: convolutions 16-32-64, batch 64. The violation is
+the largest |QᵀQ − I| of any constrained weight after the run. `torch.optim.Muon` has no constraint; it is here because
+its users look for the same thing.
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
-import statistics
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import tether
-from step import interleave, ratio
+from nets import mlp
+from orthogonal_peers import geoopt_stiefel, geotorch_expm, muon, pogo, torch_parametrized
+from timing import Candidates, Run, Table, arguments, interleave
 
-
-def deep(width: int, layers: int, inputs: int, outputs: int) -> nn.Sequential:
-    sizes = [inputs, *[width] * (layers + 1), outputs]
-    stack: list[nn.Module] = []
-    for a, b in pairwise(sizes):
-        stack += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*stack[:-1])
+SGD = "SGD, momentum"
+LR = 0.1
+CASES = ("W1", "W2", "W3", "bounded", "level")
+Work = tuple[Callable[[], nn.Sequential], torch.Tensor, torch.Tensor, list[str]]
+Make = Callable[[nn.Sequential, list[str], float], torch.optim.Optimizer]
 
 
 def conv() -> nn.Sequential:
@@ -39,181 +34,128 @@ def conv() -> nn.Sequential:
     )  # fmt: skip
 
 
-Workload = tuple[Callable[[], nn.Sequential], torch.Tensor, torch.Tensor, list[str]]
-
-
-def workloads() -> dict[str, Workload]:
+def workloads() -> dict[str, Work]:
     """Model, batch, and the names of the modules that are constrained: all but the first and last linear layers."""
     torch.manual_seed(0)
+    deep = [str(2 * i) for i in range(1, 7)]
+    w1, w2 = lambda: mlp(2, *[100] * 7, 2), lambda: mlp(784, *[1024] * 5, 10)
     return {
-        "W1": (
-            lambda: deep(100, 6, 2, 2),
-            torch.randn(25, 2),
-            torch.randint(0, 2, (25,)),
-            [str(2 * i) for i in range(1, 7)],
-        ),
-        "W2": (
-            lambda: deep(1024, 4, 784, 10),
-            torch.randn(128, 784),
-            torch.randint(0, 10, (128,)),
-            ["2", "4", "6", "8"],
-        ),
+        "W1": (w1, torch.randn(25, 2), torch.randint(0, 2, (25,)), deep),
+        "W2": (w2, torch.randn(128, 784), torch.randint(0, 10, (128,)), deep[:4]),
         "W3": (conv, torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,)), ["0", "2", "4"]),
     }
 
 
-def matrices(model: nn.Sequential, names: list[str]) -> list[torch.Tensor]:
-    weights = [model.get_submodule(name).weight.detach().flatten(1) for name in names]
-    return [w if w.shape[0] >= w.shape[1] else w.T for w in weights]
+def ours(word: str) -> Make:
+    """A word on orthogonal weights; words with momenta move by h² for a gradient."""
+
+    def make(model: nn.Sequential, names: list[str], lr: float) -> torch.optim.Optimizer:
+        where = "|".join(f"{name}.weight" for name in names)
+        parts = [tether.Part(where, on=tether.Orthogonal()), tether.Part("*")]
+        h = lr if word == "X" else lr**0.5
+        return tether.Optimizer(model, parts, lr=h, word=word, friction=0.105 / h)
+
+    return make
+
+
+def sgd(model: nn.Sequential, names: list[str], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, foreach=True)
+
+
+def adamw(model: nn.Sequential, names: list[str], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.named_parameters(), lr=lr / 100, foreach=True)
+
+
+def constrained_adamw(model: nn.Sequential, names: list[str], lr: float) -> torch.optim.Optimizer:
+    surfaces = {f"{name}.weight": tether.Orthogonal() for name in names}
+    return tether.constrain(adamw(model, names, lr), surfaces)
+
+
+OURS: dict[str, Make] = {
+    SGD: sgd, "o-CoLA-od (X)": ours("X"), "o-CoLA-ud (OBA)": ours("OBA"), "BAOAB": ours("BAOAB"),
+    "AdamW": adamw, "constrain(AdamW)": constrained_adamw,
+}  # fmt: skip
+PEERS: dict[str, Make] = {
+    "POGO": pogo, "geoopt, Euclidean Stiefel": geoopt_stiefel("EuclideanStiefel"),
+    "geoopt, canonical Stiefel": geoopt_stiefel("CanonicalStiefel"), "torch.optim.Muon, no constraint": muon,
+    "torch orthogonal, cayley": torch_parametrized("cayley"), "geotorch, expm": geotorch_expm,
+    "torch orthogonal, matrix_exp": torch_parametrized("matrix_exp"),
+    "torch orthogonal, householder": torch_parametrized("householder"),
+}  # fmt: skip
+SKIPPED = {  # peers that are not in a case
+    "W2": ["torch orthogonal, householder", "geotorch, expm"],  # 300 times a step of SGD; as torch's matrix_exp
+    "W3": [name for name in PEERS if name.startswith(("torch", "geotorch"))],  # not for flattened convolutions
+}
+if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+    SKIPPED["W2"].append("torch.optim.Muon, no constraint")  # its products in bfloat16 would take minutes
 
 
 def violation(model: nn.Sequential, names: list[str]) -> float:
-    return max(float((q.T @ q - torch.eye(q.shape[1])).abs().max()) for q in matrices(model, names))
+    weights = [model.get_submodule(name).weight.detach().flatten(1) for name in names]
+    tall = [w if w.shape[0] >= w.shape[1] else w.T for w in weights]
+    return max(float((q.T @ q - torch.eye(q.shape[1])).abs().max()) for q in tall)
 
 
-def candidates(work: Workload, lr: float, peers: bool = True) -> dict[str, tuple[nn.Sequential, torch.optim.Optimizer]]:
-    build, _, _, names = work
-    base = build()
-    for name in names:
-        nn.init.orthogonal_(base.get_submodule(name).weight)
-    where = "|".join(f"{name}.weight" for name in names)
-    found: dict[str, tuple[nn.Sequential, torch.optim.Optimizer]] = {}
-
-    def add(label: str, make: Callable[[nn.Sequential], torch.optim.Optimizer]) -> None:
-        model = copy.deepcopy(base)
-        found[label] = (model, make(model))
-
-    def sgd(params: object, momentum: float = 0.9) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=lr, momentum=momentum, foreach=True)  # type: ignore[arg-type]
-
-    def ours(**fields: object) -> Callable[[nn.Sequential], torch.optim.Optimizer]:
-        parts = [tether.Part(where, on=tether.Orthogonal()), tether.Part("*")]
-        return lambda m: tether.Optimizer(m, parts, **fields)  # type: ignore[arg-type]
-
-    add("SGD momentum", lambda m: sgd(m.parameters()))
-    add("tether od", ours(lr=lr, word="X"))
-    h = lr**0.5  # OBA moves by h² per gradient
-    add("tether ud", ours(lr=h, word="OBA", friction=0.105 / h))
-
-    if not peers:
-        return found
-
-    def parametrized(kind: str) -> Callable[[nn.Sequential], torch.optim.Optimizer]:
-        def make(model: nn.Sequential) -> torch.optim.Optimizer:
-            for name in names:
-                module = model.get_submodule(name)
-                if module.weight.dim() > 2:
-                    flat_conv(module)
-                parametrizations.orthogonal(module, orthogonal_map=kind)
-            return sgd(model.parameters())
-
-        return make
-
-    linear = all(base.get_submodule(name).weight.dim() == 2 for name in names)
-    if linear:  # torch and geotorch constrain conv weights kernel by kernel, which is another thing
-        for kind in ("matrix_exp", "cayley", "householder"):
-            add(f"torch {kind}", parametrized(kind))
+def orthogonal(whole: Table, alone: Table, case: str, work: Work, rounds: int, peers: bool) -> None:
+    """Whole steps of every candidate, and the update alone of those that are no parametrization."""
+    build, x, y, names = work
+    models: dict[str, nn.Sequential] = {}
+    steps: Candidates = {}
+    updates: Candidates = {}
+    for label, make in (OURS | (PEERS if peers else {})).items():
+        if label in SKIPPED.get(case, []):
+            continue
+        torch.manual_seed(1)
+        model = build()
+        for name in names:
+            nn.init.orthogonal_(model.get_submodule(name).weight)
         try:
-            import geotorch
-
-            def geo(model: nn.Sequential) -> torch.optim.Optimizer:
-                for name in names:
-                    geotorch.orthogonal(model.get_submodule(name), "weight", triv="expm")
-                return sgd(model.parameters())
-
-            add("geotorch expm", geo)
-        except ImportError:
-            print("geotorch is not installed: left out")
-    try:
-        import geoopt
-
-        def riemannian(canonical: bool) -> Callable[[nn.Sequential], torch.optim.Optimizer]:
-            def make(model: nn.Sequential) -> torch.optim.Optimizer:
-                manifold = geoopt.CanonicalStiefel() if canonical else geoopt.EuclideanStiefel()
-                for name in names:
-                    module = model.get_submodule(name)
-                    if module.weight.dim() > 2:
-                        flat_conv(module)
-                    w = module.weight.detach()
-                    module.wide = w.shape[0] < w.shape[1]
-                    q = geoopt.ManifoldParameter(w.T.contiguous() if module.wide else w.clone(), manifold=manifold)
-                    del module.weight
-                    module.q = q
-                    module.register_forward_pre_hook(lambda m, _: setattr(m, "weight", m.q.T if m.wide else m.q))
-                    module.weight = q.T if module.wide else q
-                return geoopt.optim.RiemannianSGD(model.parameters(), lr=lr, momentum=0.9)
-
-            return make
-
-        add("geoopt canonical", riemannian(True))
-        add("geoopt euclidean", riemannian(False))
-    except ImportError:
-        print("geoopt is not installed: left out")
-    return found
-
-
-def flat_conv(module: nn.Module) -> None:
-    """Let a conv layer hold its weight as a matrix, which is what the peers can constrain."""
-    shape = tuple(module.weight.shape)
-    module.weight = nn.Parameter(module.weight.detach().flatten(1))
-    settings = (module.stride, module.padding)
-    module.forward = lambda x: nn.functional.conv2d(x, module.weight.reshape(shape), module.bias, *settings)
-
-
-def compare(name: str, work: Workload, rounds: int, lr: float, peers: bool) -> None:
-    _, x, y, names = work
-    found = candidates(work, lr, peers)
-    whole, alone = {}, {}
-    for label, (model, opt) in found.items():
+            opt = make(model, names, LR)
+        except ImportError as missing:
+            print(f"{label}: {missing}; left out")
+            continue
 
         def step(model: nn.Module = model, opt: torch.optim.Optimizer = opt) -> None:
             opt.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             opt.step()
 
-        whole[label], alone[label] = step, opt.step
-    times = interleave(whole, rounds, f"{name} lr={lr}")
-    for step in whole.values():
-        step()
-    updates = interleave(alone, max(5, rounds // 4), f"{name} update")
-    for label, series in times.items():
-        model = found[label][0]
-        model(x)
-        gap = violation(model, names)
-        cells = [ratio(series, times["SGD momentum"]), ratio(updates[label], updates["SGD momentum"])]
-        row = f"{name:<3} {lr:<5} {label:<18} {1e3 * statistics.median(series):>9.2f} {cells[0]:>9.2f} {cells[1]:>9.2f}"
-        print(f"{row} {gap:>10.1e}" if label != "SGD momentum" else row, flush=True)
+        models[label], steps[label] = model, step
+        if "orthogonal," not in label and "geotorch" not in label:
+            updates[label] = opt.step
+    times = interleave(steps, rounds, case, warm=1 if case == "W2" else 3)
+    for model in models.values():
+        model(x)  # parametrized weights are made by a forward pass
+    gaps = {label: violation(model, names) for label, model in models.items() if not label.startswith((SGD, "AdamW"))}
+    whole.add(case, times, violation={k: v for k, v in gaps.items() if "Muon" not in k})
+    alone.add(case, interleave(updates, max(3, rounds // 2), f"{case} update", warm=1))
 
 
-def bounded(rounds: int) -> None:
-    """Circle and sphere, update alone, 784-1000-10."""
-    print(f"\n{'update alone, 784-1000-10':<30} {'µs':>9} {'× SGD':>7} {'violation':>10}")
-    models = {}
+def bounded(table: Table, rounds: int) -> None:
+    """Circle and sphere on the 795,000 parameters of 784-1000-10."""
+    opts: dict[str, tether.Optimizer] = {}
 
     def net() -> nn.Sequential:
-        model = nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 10))
+        model = mlp(784, 1000, 10)
         for param in model.parameters():
             param.grad = 1e-3 * torch.randn_like(param)
         return model
 
-    calls = {"SGD momentum": torch.optim.SGD(net().parameters(), lr=1e-3, momentum=0.9, foreach=True).step}
+    calls: Candidates = {SGD: torch.optim.SGD(net().parameters(), lr=1e-3, momentum=0.9, foreach=True).step}
     for surface in ("circle", "sphere"):
         for kind in ("od", "ud"):
             for temperature in (0.0, 1e-6):
-                label = f"{surface} {kind}{' τ>0' if temperature else ''}"
+                label = f"{surface}, {kind}, τ {'>' if temperature else '='} 0"
                 method = getattr(tether.methods, f"{surface}_cola_{kind}")
-                models[label] = opt = method(net(), lr=1e-2, radius=1.0, temperature=temperature)
-                calls[label] = opt.step
+                opts[label] = method(net(), lr=1e-2, radius=1.0, temperature=temperature)
+                calls[label] = opts[label].step
     times = interleave(calls, rounds, "bounded")
-    for label, series in times.items():
-        gap = f"{models[label].violation():>10.1e}" if label in models else ""
-        print(f"{label:<30} {1e6 * statistics.median(series):>9.0f} {ratio(series, times['SGD momentum']):>7.2f} {gap}")
+    table.add("784-1000-10", times, violation={label: float(opt.violation()) for label, opt in opts.items()})
 
 
-def level(rounds: int) -> None:
-    """Level beside Sphere, which knows its surface: rows of norm 1, update alone."""
-    print(f"\n{'update alone, rows of norm 1':<30} {'Sphere µs':>9} {'Level µs':>9} {'× Sphere':>9}")
-    for shape in ((1, 3), (64, 50), (256, 50), (1024, 50)):
+def level(table: Table, rounds: int) -> None:
+    """Level beside Sphere, which knows its surface: rows of norm 1."""
+    for shape in ((1, 3), (64, 50), (1024, 50)):
         for word in ("X", "BAOAB"):
             torch.manual_seed(0)
             calls = {}
@@ -222,34 +164,26 @@ def level(rounds: int) -> None:
                 w.grad = torch.randn(shape)
                 opt = tether.Optimizer([("w", w)], lr=0.05, word=word, temperature=1e-3, on=on)
                 calls[type(on).__name__] = opt.step
-            times = interleave(calls, rounds, f"rows {shape} {word}")
-            medians = [f"{1e6 * statistics.median(series):>9.0f}" for series in times.values()]
-            label = f"{shape[0]} × {shape[1]}, {word}"
-            print(f"{label:<30} {' '.join(medians)} {ratio(times['Level'], times['Sphere']):>9.2f}")
+            case = f"{shape[0]} × {shape[1]}, {word}"
+            table.add(case, interleave(calls, rounds, case))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--only", nargs="*", default=["W1", "W2", "W3", "bounded", "level"])
-    parser.add_argument("--no-peers", action="store_true", help="tether and SGD alone")
-    parser.add_argument("--lr", type=float, nargs="*", default=[0.01, 0.1])
-    arguments = parser.parse_args()
-    for threads in arguments.threads:
-        torch.set_num_threads(threads)
-        print(f"\n=== torch {torch.__version__}, {threads} thread(s), {arguments.rounds} rounds ===")
-        print(f"{'':<3} {'lr':<5} {'':<18} {'step ms':>9} {'× SGD':>9} {'update ×':>9} {'violation':>10}")
-        for name, work in workloads().items():
-            if name in arguments.only:
-                for lr in arguments.lr:
-                    compare(
-                        name, work, max(5, arguments.rounds // (10 if name == "W2" else 1)), lr, not arguments.no_peers
-                    )
-        if "bounded" in arguments.only:
-            bounded(arguments.rounds)
-        if "level" in arguments.only:
-            level(arguments.rounds)
+    options = arguments(__doc__, rounds=40, quick=20, threads=(1, 2), cases=CASES)
+    run = Run("constraints", "What a constraint costs", options, ("geoopt", "geotorch", "pogo-torch"))
+    works = {case: work for case, work in workloads().items() if case in options.only}
+    for _ in run.threads():
+        if works:
+            whole = run.table("orthogonal weights, whole training step", SGD)
+            alone = run.table("orthogonal weights, update alone", SGD)
+        for case, work in works.items():
+            rounds = 5 if case == "W2" else options.rounds // (2 if case == "W3" else 1)
+            orthogonal(whole, alone, case, work, rounds, options.peers)
+        if "bounded" in options.only:
+            bounded(run.table("bounded weights, update alone", SGD, "µs"), options.rounds)
+        if "level" in options.only:
+            level(run.table("rows of norm 1, update alone", "Sphere", "µs"), options.rounds)
+    run.write()
 
 
 if __name__ == "__main__":

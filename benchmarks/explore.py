@@ -1,13 +1,13 @@
 """Frames a second of `tether explore`, what they cost the training, and how long it takes to start.
 
-    python benchmarks/explore.py            one table, about a minute; needs chromium and playwright
+    make bench-explore               # benchmarks/results/explore.json; a minute; needs chromium and playwright
 
 Four dynamics of 2-20-1 with 10 replicas and a field of 100 × 100. Stretches in which frames are made and silent ones
-(nobody acknowledges a frame, so none is made) alternate; the ratio of their steps a second is what the frames cost.
-First with a client that draws nothing, then with chromium. All rates are by the clock of the process that trains.
+(nobody acknowledges a frame, so none is made) alternate; the ratio of the times of their steps is what the frames cost.
+First with a client that draws nothing, then with chromium, 1280 × 900. All times are by the clock of the process that
+trains. The start is the time from the command to the first frame.
 """
 
-import argparse
 import json
 import os
 import re
@@ -21,6 +21,10 @@ import urllib.parse
 from playwright.sync_api import sync_playwright
 from websockets.sync.client import connect
 
+from timing import Run, arguments
+
+SECONDS = 2.0  # of a stretch
+DRAWN, SILENT_LABEL = "with frames", "without frames"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 SETTING = {
     "problem": {"kind": "spiral", "points": 500, "turns": 2.0, "noise": 0.02},
@@ -94,19 +98,17 @@ class Real:
         return first, self.page.evaluate(NOW)
 
 
-def rounds(client, options):
-    """Frames a second, steps a second with and without frames, and the ratio: medians, and the range of the ratio."""
+def stretches(client, rounds):
+    """Seconds of a step of all four dynamics with and without frames, and frames a second."""
     client.stretch(2, True)
-    found = []
-    for _ in range(options.rounds):
-        steps, frames = [], 0.0
-        for drawing in (True, False):
-            first, last = client.stretch(options.seconds, drawing)
-            steps.append((last[0] - first[0]) / (last[1] - first[1]))
-            frames = (last[2] - first[2]) / (last[1] - first[1]) if drawing else frames
-        found.append([frames, *steps, steps[0] / steps[1]])
-    columns = list(zip(*found, strict=True))
-    return [*map(statistics.median, columns), min(columns[3]), max(columns[3])]
+    times, frames = {DRAWN: [], SILENT_LABEL: []}, []
+    for _ in range(rounds):
+        for label in times:
+            first, last = client.stretch(SECONDS, label == DRAWN)
+            times[label].append((last[1] - first[1]) / (last[0] - first[0]))
+            if label == DRAWN:
+                frames.append((last[2] - first[2]) / (last[1] - first[1]))
+    return times, {DRAWN: statistics.median(frames)}
 
 
 def cpu(pid):
@@ -117,68 +119,55 @@ def cpu(pid):
 
 
 def chromiums():
-    """The processes of the browser: their kinds by their ids."""
-    found = {}
+    """The processes of the browser."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline") as file:
-                words = file.read()
+                program = file.read().partition("\0")[0]
         except OSError:
             continue
-        if "chrom" in words.partition("\0")[0] and "crashpad_handler" not in words.partition("\0")[0]:
-            kind = re.search(r"--type=([\w-]+)", words)
-            found[int(pid)] = kind[1] if kind else "browser"
-    return found
+        if "chrom" in program and "crashpad_handler" not in program:
+            yield int(pid)
 
 
 def costs(client, seconds):
-    """Milliseconds of processor time a frame, for each kind of process of the browser."""
-    kinds = chromiums()
-    before = {pid: cpu(pid) for pid in kinds}
+    """Milliseconds of processor time a frame, of all processes of the browser."""
+    before = {pid: cpu(pid) for pid in chromiums()}
     first, last = client.stretch(seconds, True)
-    spent = dict.fromkeys(kinds.values(), 0.0)
-    for pid, kind in kinds.items():
-        spent[kind] += 1000 * (cpu(pid) - before[pid]) / (last[2] - first[2])
-    return ", ".join(f"{kind} {value:.1f}" for kind, value in sorted(spent.items()) if value >= 0.05)
-
-
-def report(name, frames, drawn, silent, ratio, least, most):
-    print(
-        f"{name}: {frames:.0f} frames/s; {drawn:.0f} steps/s of all four dynamics, {silent:.0f} without frames: "
-        f"{ratio:.2f} ({least:.2f} to {most:.2f})",
-        flush=True,
-    )
+    return 1000 * sum(cpu(pid) - spent for pid, spent in before.items()) / (last[2] - first[2])
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a stretch")
-    parser.add_argument("--rounds", type=int, default=8, help="pairs of stretches")
-    parser.add_argument("--size", default="1280x900", help="width and height of the page")
-    options = parser.parse_args()
+    options = arguments(__doc__, rounds=8, quick=3, threads=(1,))
+    browser = shutil.which("chromium")
+    if browser is None:
+        sys.exit("chromium is not installed: nothing measured")
+    run = Run("explore", "What the window costs", options)
+    table = run.table("a step of four dynamics", SILENT_LABEL, shows="ratio")
     command = [sys.executable, "-m", "tether", "explore", "--no-browser"]
     began = time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         address = re.search(r"http\S+/", server.stdout.readline())[0]
-        print(f"from the command to its address: {time.perf_counter() - began:.1f} s", flush=True)
         with connect(address.replace("http", "ws") + "socket", compression=None, max_size=None) as socket:
             client = Null(socket)
-            print(f"from the command to the first frame: {time.perf_counter() - began:.1f} s", flush=True)
-            report("no drawing", *rounds(client, options))
+            start = time.perf_counter() - began
+            times, frames = stretches(client, options.rounds)
+            table.add("a client that draws nothing", times, frames_a_second=frames, start_in_s={DRAWN: start})
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-            wide, high = map(int, options.size.split("x"))
-            page = browser.new_page(viewport={"width": wide, "height": high}, bypass_csp=True)
+            chromium = playwright.chromium.launch(executable_path=browser, args=FLAGS)
+            page = chromium.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
             page.goto(address + "#" + urllib.parse.quote(json.dumps(SETTING)))
             page.wait_for_function("tether.frame !== null")
             page.evaluate("tether.toggle()")
-            report("chromium", *rounds(Real(page), options))
-            print(f"ms of processor time a frame: {costs(Real(page), 2 * options.seconds)}")
-            browser.close()
+            times, frames = stretches(Real(page), options.rounds)
+            spent = {DRAWN: costs(Real(page), 2 * SECONDS)}
+            table.add("chromium", times, frames_a_second=frames, browser_ms_a_frame=spent)
+            chromium.close()
     finally:
         server.terminate()
         server.wait()
+    run.write()
 
 
 if __name__ == "__main__":

@@ -1,24 +1,22 @@
-"""Muon beside torch's: a step of 24 matrices of 256 × 256.
+"""Muon beside torch's: a step of matrices of equal shape.
 
-    python benchmarks/muon.py                       # one thread
-    python benchmarks/muon.py --count 8 --size 512 --rounds 3 --threads 2
+    make bench-muon                  # benchmarks/results/muon.json; half a minute
 
 torch computes UVᵀ in bfloat16, matrix by matrix; `tether.methods.muon` in float32, all of one shape together. "one by
-one" is ours on each matrix alone, so that the gain of the batch and that of the dtype can be told apart. Each round
-times every candidate once, in turn; figures are medians over rounds, ratios medians of the rounds' ratios.
+one" is ours on each matrix alone, so that the gain of the batch and that of the dtype can be told apart.
 """
 
 from __future__ import annotations
-
-import argparse
-import statistics
 
 import torch
 from torch import nn
 
 import tether
-from step import Candidates, interleave, ratio
 from tether.metrics.spectral import orthogonalised
+from timing import Candidates, Run, arguments, interleave
+
+TORCH = "torch.optim.Muon"
+CASES = {"24 × 256²": (24, 256), "96 × 32²": (96, 32)}
 
 
 def matrices(count: int, size: int) -> nn.ParameterList:
@@ -29,27 +27,25 @@ def matrices(count: int, size: int) -> nn.ParameterList:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=24)
-    parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    ours, theirs = matrices(args.count, args.size), matrices(args.count, args.size)
+def candidates(count: int, size: int, peers: bool) -> Candidates:
+    ours, theirs = matrices(count, size), matrices(count, size)
     stack = torch.stack([w.grad for w in ours])
-    candidates: Candidates = {
-        "torch.optim.Muon": torch.optim.Muon(theirs.parameters(), lr=1e-3).step,
+    calls: Candidates = {
         "methods.muon": tether.methods.muon(ours, lr=1e-3).step,
         "UVᵀ, all together": lambda: orthogonalised(stack),
         "UVᵀ, one by one": lambda: [orthogonalised(x) for x in stack.split(1)],
     }
-    times = interleave(candidates, args.rounds, "muon")
-    first = times["torch.optim.Muon"]
-    print(f"{args.count} × {args.size}², {args.threads} thread(s)   ms   × torch")
-    for label, series in times.items():
-        print(f"{label:<20} {1e3 * statistics.median(series):>10.1f} {ratio(series, first):>8.3f}")
+    return calls | ({TORCH: torch.optim.Muon(theirs.parameters(), lr=1e-3).step} if peers else {})
+
+
+def main() -> None:
+    options = arguments(__doc__, rounds=5, quick=5, threads=(1,), cases=tuple(CASES))
+    run = Run("muon", "What Muon costs", options)
+    for _ in run.threads():
+        table = run.table("update of equal matrices", "methods.muon")
+        for case in options.only:
+            table.add(case, interleave(candidates(*CASES[case], options.peers), options.rounds, case, warm=1))
+    run.write()
 
 
 if __name__ == "__main__":

@@ -1,34 +1,38 @@
 """What a hundred runs cost: microseconds for one step of one replica, ours beside a loop, torch.func.vmap and jax.
 
-    make bench-replicas
-    python benchmarks/replicas.py --rounds 20 --only a b
+    make bench-replicas              # benchmarks/results/replicas.json; a minute
+    python benchmarks/replicas.py --only "100 × [2-20-1], batch 25" --out out/bench
 
 Whole training steps: minibatches, forward, backward, SGD with momentum (for ours the word OBA, which is the same, and
-Langevin dynamics with noise). Each round times every candidate once, in turn, over some steps; figures are medians. jax
-(jit, vmap and scan over the steps) takes part where it is installed.
+Langevin dynamics with noise). jax (jit, vmap and scan over the steps) takes part where it is installed. The second
+table has eight small residual networks (widths 16-32-64, 32 × 32 pixels, batch 16) and eight small encoders (2 layers
+of 64, 32 tokens, batch 16), each with batches of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
 import tether
-from step import interleave, mlp, ratio
+from nets import Encoder, ResNet, mlp
+from timing import Run as Report
+from timing import arguments, interleave
 
-# name: replicas, widths, batch
-CASES = {
-    "a": (100, (2, 20, 1), 25),
-    "b": (100, (2, 500, 1), 20),
-    "c": (100, (2, 500, 1), 2),
-    "d": (16, (784, 100, 10), 128),
+CASES = {  # replicas, widths, batch, steps of a round
+    "100 × [2-20-1], batch 25": (100, (2, 20, 1), 25, 200),
+    "100 × [2-500-1], batch 20": (100, (2, 500, 1), 20, 100),
+    "100 × [2-500-1], batch 2": (100, (2, 500, 1), 2, 200),
+    "16 × [784-100-10], batch 128": (16, (784, 100, 10), 128, 10),
+    "50 × [2-20-20-1], batch 25": (50, (2, 20, 20, 1), 25, 200),
 }
+FEW = 2  # steps of a round for those that are slow
+TRAIN = "tether.train"
+DEEP = ("8 × ResNet 16-32-64, batch 16", "8 × encoder 2 × 64, batch 16")
+EIGHT, BATCH = 8, 16
 POINTS, H, MOMENTUM = 500, 0.1, 0.9
 Run = Callable[[], object]
 
@@ -108,6 +112,14 @@ def ours(n: int, widths: tuple[int, ...], batch: int, steps: int, **fields: obje
     return lambda: tether.train(ens, opt, (x, y), loss, steps, batch, steps, progress=False)
 
 
+def method(name: str, n: int, widths: tuple[int, ...], batch: int, steps: int, **options: float) -> Run:
+    """tether.train by a published method."""
+    x, y, loss = data(widths)
+    ens = tether.Replicas(lambda: mlp(*widths), n)
+    opt = getattr(tether.methods, name)(ens, **options)
+    return lambda: tether.train(ens, opt, (x, y), loss, steps, batch, steps, progress=False)
+
+
 def by_jax(n: int, widths: tuple[int, ...], batch: int, steps: int) -> Run | None:
     """jit, vmap, and a scan over all steps."""
     try:
@@ -154,36 +166,95 @@ def by_jax(n: int, widths: tuple[int, ...], batch: int, steps: int) -> Run | Non
     return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    print(f"torch {torch.__version__}, {arguments.threads} thread(s), {arguments.rounds} rounds; µs per replica-step")
-    print(f"{'case':<32} {'':<28} {'µs':>8} {'loop / it':>10}")
-    for name in arguments.only:
-        n, widths, batch = CASES[name]
-        few, many = (2, 200) if name != "d" else (2, 10)
-        makers: dict[str, tuple[Run | None, int]] = {
-            "loop over modules": (loop(n, widths, batch, few), few),
-            "torch.func.vmap": (by_vmap(n, widths, batch, few), few),
-            "Replicas: ens(x), backward": (plain(n, widths, batch, many), many),
-            "tether.train": (ours(n, widths, batch, many, word="OBA"), many),
-            "tether.train, BAOAB τ > 0": (ours(n, widths, batch, many, word="BAOAB", temperature=1e-4), many),
-            "jax": (by_jax(n, widths, batch, many), many),
+def measured(case: str, rounds: int, peers: bool) -> dict[str, list[float]]:
+    """Seconds for a step of one replica, round by round."""
+    n, widths, batch, many = CASES[case]
+    makers: dict[str, tuple[Run | None, int]] = {
+        TRAIN: (ours(n, widths, batch, many, word="OBA"), many),
+        "tether.train, BAOAB, τ > 0": (ours(n, widths, batch, many, word="BAOAB", temperature=1e-4), many),
+        "tether.train, LOL": (method("lol", n, widths, batch, many), many),
+        "tether.train, AdLaLa": (method("adlala", n, widths, batch, many, coupling=1e-3), many),
+        "tether.train, Path-SGD": (method("path_sgd", n, widths, batch, many, lr=1e-3), many),
+        "Replicas: ens(x), backward, step": (plain(n, widths, batch, many), many),
+    }
+    if peers:
+        makers |= {
+            "jax: jit, vmap, scan": (by_jax(n, widths, batch, many), many),
+            "torch.func.vmap": (by_vmap(n, widths, batch, FEW), FEW),
+            "loop over modules": (loop(n, widths, batch, FEW), FEW),
         }
-        calls = {label: run for label, (run, _) in makers.items() if run is not None}
-        began = time.perf_counter()
-        times = interleave(calls, arguments.rounds, name)
-        scaled = {label: [t / makers[label][1] / n for t in series] for label, series in times.items()}
-        title = f"({name}) {n} × [{'-'.join(map(str, widths))}], batch {batch}"
-        for label, series in scaled.items():
-            gain = ratio(scaled["loop over modules"], series)
-            print(f"{title:<32} {label:<28} {1e6 * statistics.median(series):>8.1f} {gain:>10.1f}", flush=True)
-            title = ""
-        print(f"{'':<32} took {time.perf_counter() - began:.0f} s", flush=True)
+    times = interleave({label: run for label, (run, _) in makers.items() if run is not None}, rounds, case, warm=1)
+    return {label: [t / makers[label][1] / n for t in series] for label, series in times.items()}
+
+
+def deep(case: str, peers: bool) -> dict[str, Run]:
+    """A step of eight convolutional networks or encoders: all at once, one after the other, and by vmap."""
+    torch.manual_seed(0)
+    if case == DEEP[0]:
+        build: Callable[[], torch.nn.Module] = lambda: ResNet((16, 1), (32, 1), (64, 1))  # noqa: E731
+        x, y = torch.randn(EIGHT, BATCH, 3, 32, 32), torch.randint(0, 10, (EIGHT, BATCH))
+    else:
+        build = lambda: Encoder(1000, 64, 4, 2, dropout=0.0)  # noqa: E731
+        x, y = torch.randint(0, 1000, (EIGHT, BATCH, 32)), torch.randint(0, 2, (EIGHT, BATCH))
+    ens = tether.Replicas(build, EIGHT)
+    opt = tether.Optimizer(ens, lr=H, word="OBA", friction=1.0)
+
+    def at_once() -> None:
+        opt.zero_grad()
+        (EIGHT * functional.cross_entropy(ens(x, each=True).flatten(0, 1), y.flatten())).backward()
+        opt.step()
+
+    nets = [build() for _ in range(EIGHT)]
+    opts = [torch.optim.SGD(net.parameters(), lr=H**2, momentum=MOMENTUM, foreach=True) for net in nets]
+
+    def in_turn() -> None:
+        for net, sgd, xs, ys in zip(nets, opts, x, y, strict=True):
+            sgd.zero_grad()
+            functional.cross_entropy(net(xs), ys).backward()
+            sgd.step()
+
+    calls: dict[str, Run] = {"Replicas: ens(x), backward, step": at_once, "loop over modules": in_turn}
+    if peers:
+        calls["torch.func.vmap"] = own_vmap([build() for _ in range(EIGHT)], x, y)
+    return calls
+
+
+def own_vmap(nets: list[torch.nn.Module], x: torch.Tensor, y: torch.Tensor) -> Run:
+    """vmap of grad, on stacked parameters; BatchNorm without running statistics, as vmap wants it."""
+    for net in nets:
+        torch.func.replace_all_batch_norm_modules_(net)
+    params, buffers = torch.func.stack_module_state(nets)
+    params = {name: value.detach() for name, value in params.items()}
+    momenta = {name: torch.zeros_like(value) for name, value in params.items()}
+
+    def energy(p: dict, b: dict, xs: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(torch.func.functional_call(nets[0], (p, b), (xs,)), ys)
+
+    gradient = torch.func.vmap(torch.func.grad(energy))
+
+    def run() -> None:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the others have no rule for vmap
+            grads = gradient(params, buffers, x, y)
+        for name, g in grads.items():
+            momenta[name].mul_(MOMENTUM).add_(g)
+            params[name].add_(momenta[name], alpha=-(H**2))
+
+    return run
+
+
+def main() -> None:
+    options = arguments(__doc__, rounds=11, quick=7, threads=(2,), cases=(*CASES, *DEEP))
+    run = Report("replicas", "What a hundred runs cost", options, ("jax",))
+    for _ in run.threads():
+        table = run.table("whole training step of one replica", TRAIN, "µs", shows="time")
+        for case in options.only:
+            if case in CASES:
+                table.add(case, measured(case, options.rounds, options.peers))
+        table = run.table("convolutions and attention, whole training step of eight", "loop over modules")
+        for case in options.only:
+            if case in DEEP:
+                table.add(case, interleave(deep(case, options.peers), options.rounds, case, warm=1))
+    run.write()
 
 
 if __name__ == "__main__":

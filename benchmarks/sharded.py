@@ -1,18 +1,21 @@
-"""The step under FSDP2 on two ranks of this machine, beside AdamW's: `make bench-sharded`.
+"""The step under FSDP2 on two ranks of this machine, beside AdamW's.
+
+    make bench-sharded               # benchmarks/results/sharded.json; half a minute
 
 Two models: a small encoder whose attention and linear weights are orthogonal, and a perceptron with six orthogonal
 layers. Four optimizers: torch's AdamW; Langevin dynamics with noise on all weights; the same with orthogonal weights,
 each matrix moved by its owner; and the naive way, in which every rank gathers each matrix by `full_tensor()`, moves
-all of them, and keeps its block. The table shows the median time of `opt.step()` on the slower rank, in ms.
+all of them, and keeps its block. The time is that of `opt.step()` on the slower rank; each rank has one thread.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
-import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,8 +26,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import tether
+from timing import Run, arguments
 
 RANKS = 2
+ADAMW = "AdamW"
 FIELDS = {"lr": 0.01, "word": "BAOAB", "temperature": 1e-6}
 
 
@@ -58,51 +63,61 @@ class Naive:
                 param.copy_(distribute_tensor(twin, param.device_mesh, param.placements, src_data_rank=None))
 
 
-def optimizers(where: str) -> dict[str, object]:
+def optimizers(where: str) -> dict[str, Callable[[nn.Module], object]]:
     parts = [tether.Part(where, on=tether.Orthogonal()), tether.Part("*")]
     return {
-        "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True),
-        "BAOAB, noise": lambda model: tether.Optimizer(model, **FIELDS),
+        ADAMW: lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True),
+        "BAOAB with noise": lambda model: tether.Optimizer(model, **FIELDS),
         "orthogonal, by owners": lambda model: tether.Optimizer(model, parts, **FIELDS),
-        "orthogonal, full_tensor()": lambda model: Naive(model, parts),
+        "orthogonal, full_tensor() on every rank": lambda model: Naive(model, parts),
     }
 
 
-def work(rank: int, folder: str, steps: int) -> None:
+def work(rank: int, folder: str, rounds: int) -> None:
+    """One rank: every optimizer once in each round. Rank 0 writes the times of the slower rank."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,))
-    for make in (encoder, perceptron):
+    found = {}
+    for case, make in CASES.items():
         torch.manual_seed(0)
-        names = optimizers(make()[2])
-        rows = {}
-        for name, build in names.items():
-            torch.manual_seed(0)
+        calls = {}
+        for name, build in optimizers(make()[2]).items():
             model, x, _ = make()
-            opt = build(fully_shard(model, mesh=mesh))
-            times = []
-            for _ in range(steps + 2):
+            calls[name] = (fully_shard(model, mesh=mesh), x, build(model))
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(rounds + 2):
+            for name, (model, x, opt) in calls.items():
                 for param in model.parameters():
                     param.grad = None
                 model(x).square().mean().backward()
                 dist.barrier()
-                start = time.perf_counter()
+                began = time.perf_counter()
                 opt.step()
-                times.append(time.perf_counter() - start)
-            mine = torch.tensor(statistics.median(times[2:]) * 1e3)
-            dist.all_reduce(mine, dist.ReduceOp.MAX)
-            rows[name] = float(mine)
-        if rank == 0:
-            size = sum(param.numel() for param in make()[0].parameters())
-            print(f"{make.__name__}, {size:,} parameters, {RANKS} ranks")
-            for name, ms in rows.items():
-                print(f"  {name:<28}{ms:8.2f} ms   {ms / rows['AdamW']:6.2f} × AdamW", flush=True)
+                times[name].append(time.perf_counter() - began)
+        slower = torch.tensor([series[2:] for series in times.values()], dtype=torch.float64)
+        dist.all_reduce(slower, dist.ReduceOp.MAX)
+        found[case] = dict(zip(times, slower.tolist(), strict=True))
+    if rank == 0:
+        Path(folder, "times.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=30)
+def main() -> None:
+    options = arguments(__doc__, rounds=20, quick=7, threads=(1,))
+    run = Run("sharded", "What a sharded step costs", options)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (folder, parser.parse_args().steps), nprocs=RANKS)
+        mp.spawn(work, (folder, options.rounds), nprocs=RANKS)
+        found = json.loads(Path(folder, "times.json").read_text(encoding="utf-8"))
+    table = run.table(f"opt.step() under fully_shard on {RANKS} ranks", ADAMW, shows="time")
+    for case, times in found.items():
+        table.add(case, times)
+    run.write()
+
+
+CASES = {"encoder, 2.1 M parameters": encoder, "perceptron, 0.4 M parameters": perceptron}
+
+if __name__ == "__main__":
+    main()

@@ -31,12 +31,12 @@ MAKERS: dict[str, Callable[[str], str]] = {
     "studies": papers.studies,
 }
 LOG = getLogger(__name__)
-MARK = re.compile(r"^(?:<!--|\.\.) made: (\w+) ?(.*?)(?: -->)?$", re.MULTILINE)
+MARK = re.compile(r"^(?:<!--|\.\.) made: (\w+)(?: (?!-->)(.*?))?(?: -->)?$", re.MULTILINE)
 
 
 def filled(text: str) -> str:
     """A page with what is made in its place."""
-    return MARK.sub(lambda found: MAKERS[found[1]](found[2]), text)
+    return MARK.sub(lambda found: MAKERS[found[1]](found[2] or ""), text)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -15,6 +15,7 @@ import torch
 
 from tether.engine import proposals, stages, steps, traced
 from tether.engine.advice import warn_frozen, warn_unused
+from tether.engine.alike import Gathering
 from tether.engine.blocks import Lanes
 from tether.engine.checkpoint import check_checkpoint, take_over, with_every_parameter
 from tether.engine.commit import commit
@@ -103,6 +104,7 @@ class Optimizer(torch.optim.Optimizer):
     verdict: Verdict | None = None  # on the step before, where the host has not read it yet
     finite = False  # set by `tether.train` where the gradients of this step have been looked at already
     rows: list[Row]
+    gathering: Gathering | None = None  # of parts that move as one
 
     def __init__(
         self,

@@ -77,9 +77,10 @@ def with_every_parameter(packed: dict[str, Any], rows: Sequence[Row]) -> dict[st
     if packed["state"]:
         state = dict(packed["state"])
         for saved, row in zip(packed["param_groups"], rows, strict=True):
-            moving = {param for body in row.made or () for param in body.home}
+            made = (row.leader or row).made
+            moving = {param for body in made or () for param in body.home}
             for i, param, trained in zip(saved["params"], row.group["params"], row.trained, strict=True):
-                if param in moving or (trained and row.made is None):
+                if param in moving or (trained and made is None):
                     state.setdefault(i, {"step": torch.tensor(float(row.group["step"]))})
         packed["state"] = state
     return packed

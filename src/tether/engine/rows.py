@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from operator import is_not
+from operator import is_not, itemgetter
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from tether.words import Beat, parse
 __all__ = ["Row"]
 
 CHOICES = ("word", "on", "metric", "rhythm", *SHORT)  # fields that say how, not how much
-READ = (*CHOICES, *NUMERIC, "normalised", "seed", "where")
+read_in = itemgetter(*CHOICES, *NUMERIC, "normalised", "seed", "where")
 
 
 class Row:
@@ -53,6 +53,7 @@ class Row:
         self.surface, self.metric, self.rhythm, self.reference = surface, metric, rhythm, reference
         self.trained = [param.requires_grad for param in group["params"]]
         self.numbers: dict[str, Any] = {}
+        self.leader: Row | None = None  # that moves these parameters and those of other parts with equal settings
         self.word = parse(group["word"])
         self.chosen = self.choices()
         self.know()
@@ -69,7 +70,7 @@ class Row:
         self.made: list[Any] | None = None
         self.without: list[torch.Tensor] = []  # parameters that never had a gradient
         self.momenta = False
-        self.fields: list[Any] = []
+        self.fields: tuple[Any, ...] = ()
 
     # reading the table
 
@@ -80,7 +81,7 @@ class Row:
     def read(self) -> None:
         """Take the fields as they are now: schedulers and users may have changed them."""
         group = self.group
-        fields = [group[name] for name in READ]
+        fields = read_in(group)
         if not self.fields or self.varies or any(map(is_not, fields, self.fields)):
             self.look(fields)
         ξ = group["thermostat"]
@@ -89,12 +90,12 @@ class Row:
             number(f"part {group['where']!r}", "thermostat", ξ, allow_negative=True, replicas=replicas)
         self.values["ξ"] = ξ
 
-    def look(self, fields: list[Any]) -> None:
+    def look(self, fields: tuple[Any, ...]) -> None:
         """Check fields that are not what they were, and obey them; tensors may be others at every step."""
         check_kinds(self.group)
         if self.choices() != self.chosen:
             self.change()
-            fields = [self.group[name] for name in READ]
+            fields = read_in(self.group)
         replicas = self.lanes.rows if self.lanes.batched else 0
         self.values = symbols(self.group, self.numbers, replicas)
         self.entries = entries_in(self.group, replicas)

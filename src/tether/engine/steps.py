@@ -14,6 +14,7 @@ import torch
 
 from tether import native
 from tether.engine import host
+from tether.engine.alike import as_one
 from tether.engine.commit import Write, commit, write
 from tether.engine.gradients import NonFiniteGradient, faulty_gradients, faulty_replicas
 from tether.engine.pieces import Ranks
@@ -40,9 +41,10 @@ def at_once(opt: Optimizer, closure: Closure | None) -> Any:
             loss = closure()
     resting = usable(opt, wait=False)
     if resting is not None:
-        for row in opt.rows:
+        rows = as_one(opt)
+        for row in rows:
             row.begin(True, resting, opt.bad)
-        commit(planned(opt, resting))
+        commit(planned(opt, rows, resting))
     return loss
 
 
@@ -124,9 +126,9 @@ def take_back(opt: Optimizer, counts: Sequence[dict[str, Any]]) -> None:
     set_clock(opt)
 
 
-def planned(opt: Optimizer, resting: Sequence[int]) -> list[Write]:
+def planned(opt: Optimizer, rows: Sequence[Row], resting: Sequence[int]) -> list[Write]:
     """All writes of a step."""
-    moving = [row for row in opt.rows if not row.still]
+    moving = [row for row in rows if not row.still]
     if not moving:
         return []  # nothing moves and nothing counts: distributed checkpointing steps like this to make the state
     found: dict[Any, Any] = {}
@@ -179,13 +181,11 @@ def held_back(rows: Sequence[Row], resting: Sequence[int]) -> list[Write]:
 def counted(opt: Optimizer) -> list[Write]:
     """One step more for every part and the clock; only what is due at the next step asks for gradients."""
     now = opt.rows[0].group["step"] + 1
-    writes = []
+    writes = [write(setattr, opt.clock, "step", now)]
     for row in opt.rows:
         lr, before = row.values["lr"], row.group["previous_lr"]
         before = torch.where(lr == 0, before, lr) if isinstance(lr, torch.Tensor) else lr or before
         writes.append(write(row.group.update, {"step": now, "previous_lr": before}))
-    writes.append(write(setattr, opt.clock, "step", now))
-    for row in opt.rows:
         if row.rhythm.every > 1:
             due = row.rhythm.due(now)
             for param in row.slow():

@@ -1,0 +1,80 @@
+"""Parts with equal settings move as one, so that a table with a part for each weight costs about as much as one part.
+
+Their free tensors share a block and their matrices of one shape a stack, as those of one part do. They share nothing
+else: noise depends on the name of a parameter, its momenta and its point are its own, and every part keeps its counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+from tether.engine.rows import Row
+from tether.part import NUMERIC
+from tether.rhythms import Always
+
+if TYPE_CHECKING:
+    from tether.optimizer import Optimizer
+
+__all__ = ["Gathering", "as_one"]
+
+
+class Gathering:
+    """The rows of a step, as long as the fields of the table are what they were."""
+
+    def __init__(self, rows: Sequence[Row], fields: Sequence[Any]) -> None:
+        self.fields = fields
+        alike: dict[Hashable, list[Row]] = {}
+        for row in rows:
+            alike.setdefault(settings(row), []).append(row)
+        self.rows: list[Row] = []
+        self.led: list[tuple[Row, Row]] = []  # a row that moves the parameters of several, and the first of those
+        for members in alike.values():
+            leader = members[0] if len(members) == 1 else led(members)
+            self.rows.append(leader)
+            if len(members) > 1:
+                self.led.append((leader, members[0]))
+            for row in members:
+                row.leader = leader if len(members) > 1 else None
+
+    def holds(self, fields: Sequence[Any]) -> bool:
+        """Has no field of any part been changed since?"""
+        return len(fields) == len(self.fields) and all(map(is_, fields, self.fields))
+
+
+def as_one(opt: Optimizer) -> Sequence[Row]:
+    """The rows that a step plans: in the place of several with equal settings one with the parameters of all."""
+    if len(opt.rows) < 2 or opt.reference or opt.ranks is not None:
+        return opt.rows
+    fields = [None if row.varies else row.fields for row in opt.rows]
+    if opt.gathering is None or not opt.gathering.holds(fields):
+        opt.gathering = Gathering(opt.rows, fields)
+    for leader, first in opt.gathering.led:
+        for name in ("step", "previous_lr"):
+            leader.group[name] = first.group[name]
+        leader.read()
+    return opt.gathering.rows
+
+
+def settings(row: Row) -> Hashable:
+    """What parts that move as one have in common. A part moves alone whose parameters are tied to each other."""
+    group, surface = row.group, row.surface
+    tied = "ξ" in row.word.needs or group["normalised"] or getattr(surface, "together", False)
+    if tied or row.varies or row.metric is not None or type(row.rhythm) is not Always:
+        return id(row)
+    public = [value for name, value in vars(surface).items() if not name.startswith("_")]
+    known = all(isinstance(value, int | float | str | None) for value in public)  # others may differ under one name
+    fields = [group[name] for name in ("word", *NUMERIC, "seed", "previous_lr")]
+    return (*fields, type(surface), repr(surface) if known else id(surface))
+
+
+def led(members: Sequence[Row]) -> Row:
+    """A row with the parameters of several."""
+    first = members[0]
+    group = {**first.group, "params": [param for row in members for param in row.group["params"]]}
+    names = [name for row in members for name in row.names]
+    rest = first.lanes, first.state, first.reference
+    leader = Row(group, names, first.surface, None, first.rhythm, *rest)
+    leader.trained = [trained for row in members for trained in row.trained]
+    return leader

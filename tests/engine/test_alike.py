@@ -1,0 +1,108 @@
+"""Parts with equal settings move as one: like each alone, and like one part."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tether
+from tether.engine import steps
+from tether.engine.rows import Row
+
+
+def trained(opt_of, steps=6, seed=0, change=None):
+    """The parameters and momenta after some steps of a small network; `change(opt)` is called in the middle."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)
+    )
+    opt, x = opt_of(net), torch.randn(8, 4)
+    for i in range(steps):
+        if change is not None and i == steps // 2:
+            opt = change(opt) or opt
+        opt.zero_grad()
+        net(x).square().mean().backward()
+        opt.step()
+    return [param.detach().clone() for param in net.parameters()], opt
+
+
+def table(**fields):
+    """A part for each parameter; weights on a surface, if one is given."""
+    on = fields.pop("on", None)
+    numbers = range(0, 7, 2)
+    weights = [tether.Part(f"{i}.weight", **({} if on is None else {"on": copy.deepcopy(on)})) for i in numbers]
+    parts = [*weights, *(tether.Part(f"{i}.bias") for i in numbers)]
+    return lambda net: tether.Optimizer(net, parts, **{"lr": 0.1, "word": "BAOAB", "temperature": 1e-2, **fields})
+
+
+CASES = {
+    "free": {},
+    "overdamped": {"word": "X"},
+    "circle": {"on": tether.Circle(2.0)},
+    "sphere": {"on": tether.Sphere(2.0)},
+    "orthogonal": {"on": tether.Orthogonal()},
+    "thermostat": {"word": "BACDEDCA", "coupling": 0.1},
+}
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Lets every part move alone."""
+
+    def switch():
+        monkeypatch.setattr(steps, "as_one", lambda opt: opt.rows)
+
+    return switch
+
+
+def raise_one(opt):
+    opt.param_groups[2]["lr"] = 0.2
+
+
+def freeze_one(opt):
+    opt.param_groups[1]["params"][0].requires_grad_(False)
+    opt.param_groups[1]["params"][0].grad = None
+
+
+def load_own(opt):
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+
+
+@pytest.mark.parametrize("change", [None, raise_one, freeze_one, load_own])
+@pytest.mark.parametrize("case", CASES)
+def test_they_move_as_each_alone_whatever_happens_between_steps(case, change, apart):
+    together, opt = trained(table(**CASES[case]), change=change)
+    assert (len(opt.gathering.rows) < len(opt.rows)) == (case != "thermostat")
+    saved = opt.state_dict()
+    apart()
+    alone, other = trained(table(**CASES[case]), change=change)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(saved["state"], other.state_dict()["state"], rtol=1e-5, atol=1e-5)
+    assert saved["param_groups"] == other.state_dict()["param_groups"] or case == "thermostat"
+
+
+def test_only_equal_settings_are_gathered():
+    def rows(*parts, **fields):
+        net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        opt = tether.Optimizer(net, list(parts), **{"lr": 0.1, **fields})
+        net(torch.ones(1, 2)).sum().backward()
+        opt.step()
+        return len(opt.gathering.rows)
+
+    one, two = (lambda **fields: tether.Part("0.*", **fields)), (lambda **fields: tether.Part("1.*", **fields))
+    assert rows(one(), two()) == 1
+    assert rows(one(temperature=0.1), two(temperature=0.2)) == 2
+    assert rows(one(on=tether.Circle(1.0)), two(on=tether.Circle(2.0))) == 2
+    assert rows(one(on=tether.Circle(2.0)), two(on=tether.Circle(2.0))) == 1
+    equations = [lambda w: w.square().sum() - 1, lambda w: w.square().sum() - 4]
+    assert rows(*(tether.Part(f"{i}.*", on=tether.Level(g)) for i, g in enumerate(equations))) == 2
+    assert rows(one(lr=torch.tensor(0.1)), two(lr=torch.tensor(0.1))) == 2  # tensors may be others at every step
+    assert rows(one(every=2), two(), word="MS") == 2
+
+
+def test_a_part_for_each_weight_is_planned_once(monkeypatch):
+    begun, begin = [], Row.begin
+    monkeypatch.setattr(Row, "begin", lambda row, *rest: begun.append(len(row.names)) or begin(row, *rest))
+    trained(table(word="X"), steps=1)
+    assert begun == [8]
