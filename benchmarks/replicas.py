@@ -28,6 +28,7 @@ CASES = {  # replicas, widths, batch, steps of a round
     "100 × [2-500-1], batch 20": (100, (2, 500, 1), 20, 100),
     "100 × [2-500-1], batch 2": (100, (2, 500, 1), 2, 200),
     "16 × [784-100-10], batch 128": (16, (784, 100, 10), 128, 10),
+    "50 × [2-20-20-1], batch 25": (50, (2, 20, 20, 1), 25, 200),
 }
 FEW = 2  # steps of a round for those that are slow
 TRAIN = "tether.train"
@@ -112,6 +113,14 @@ def ours(n: int, widths: tuple[int, ...], batch: int, steps: int, **fields: obje
     return lambda: tether.train(ens, opt, (x, y), loss, steps, batch, steps, progress=False)
 
 
+def method(name: str, n: int, widths: tuple[int, ...], batch: int, steps: int, **options: float) -> Run:
+    """tether.train by a published method."""
+    x, y, loss = data(widths)
+    ens = tether.Replicas(lambda: mlp(*widths), n)
+    opt = getattr(tether.methods, name)(ens, **options)
+    return lambda: tether.train(ens, opt, (x, y), loss, steps, batch, steps, progress=False)
+
+
 def by_jax(n: int, widths: tuple[int, ...], batch: int, steps: int) -> Run | None:
     """jit, vmap, and a scan over all steps."""
     try:
@@ -164,6 +173,9 @@ def measured(case: str, rounds: int, peers: bool) -> dict[str, list[float]]:
     makers: dict[str, tuple[Run | None, int]] = {
         TRAIN: (ours(n, widths, batch, many, word="OBA"), many),
         "tether.train, BAOAB, τ > 0": (ours(n, widths, batch, many, word="BAOAB", temperature=1e-4), many),
+        "tether.train, LOL": (method("lol", n, widths, batch, many), many),
+        "tether.train, AdLaLa": (method("adlala", n, widths, batch, many, coupling=1e-3), many),
+        "tether.train, Path-SGD": (method("path_sgd", n, widths, batch, many, lr=1e-3), many),
         "Replicas: ens(x), backward, step": (plain(n, widths, batch, many), many),
     }
     if peers:

@@ -88,21 +88,27 @@ static double NAME(lose)(const NAME(Net) *net, int64_t replica, const REAL *z, R
 // Layers with few inputs, or one output, are too thin for BLAS: plain loops over the longer side.
 // z ← z + xWᵀ, dW ← dᵀx, dx ← dW for W of out × in, `in` being known where this is compiled
 INLINE void NAME(few_forward)(
-    const REAL *w, const REAL *x, REAL *z, int64_t batch, int64_t out, const int in) {
-  for (int64_t b = 0; b < batch; b++)
+    const REAL *restrict w, const REAL *restrict x, REAL *restrict z, int64_t batch, int64_t out, const int in) {
+  for (int64_t b = 0; b < batch; b++, x += in, z += out) {
+    REAL own[4];
+    for (int i = 0; i < in; i++) own[i] = x[i];
     for (int64_t o = 0; o < out; o++) {
-      REAL sum = z[b * out + o];
-      for (int i = 0; i < in; i++) sum += w[o * in + i] * x[b * in + i];
-      z[b * out + o] = sum;
+      REAL sum = z[o];
+      for (int i = 0; i < in; i++) sum += w[o * in + i] * own[i];
+      z[o] = sum;
     }
+  }
 }
 
 INLINE void NAME(few_weights)(
-    const REAL *d, const REAL *x, REAL *to, int64_t batch, int64_t out, const int in) {
+    const REAL *restrict d, const REAL *restrict x, REAL *restrict to, int64_t batch, int64_t out, const int in) {
   for (int64_t o = 0; o < out * in; o++) to[o] = 0;
-  for (int64_t b = 0; b < batch; b++)
+  for (int64_t b = 0; b < batch; b++, x += in, d += out) {
+    REAL own[4];
+    for (int i = 0; i < in; i++) own[i] = x[i];
     for (int64_t o = 0; o < out; o++)
-      for (int i = 0; i < in; i++) to[o * in + i] += d[b * out + o] * x[b * in + i];
+      for (int i = 0; i < in; i++) to[o * in + i] += d[o] * own[i];
+  }
 }
 
 CLONES static void NAME(forward)(NAME(Gemm) *gemm, const REAL *w, const REAL *x, REAL *z, int64_t batch, int64_t out,
