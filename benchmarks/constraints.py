@@ -169,7 +169,7 @@ def level(table: Table, rounds: int) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds=40, quick=20, threads=(1, 2), cases=CASES)
+    options = arguments(__doc__, rounds=40, quick=10, threads=(1, 2), cases=CASES)
     run = Run("constraints", "What a constraint costs", options, ("geoopt", "geotorch", "pogo-torch"))
     works = {case: work for case, work in workloads().items() if case in options.only}
     for _ in run.threads():
