@@ -177,7 +177,12 @@ def main() -> None:
             whole = run.table("orthogonal weights, whole training step", SGD)
             alone = run.table("orthogonal weights, update alone", SGD)
         for case, work in works.items():
-            rounds = 5 if case == "W2" else options.rounds // (2 if case == "W3" else 1)
+            few = {
+                "W1": options.rounds,
+                "W2": 3 if options.quick else 5,
+                "W3": options.rounds // (4 if options.quick else 2),
+            }
+            rounds = few[case]
             orthogonal(whole, alone, case, work, rounds, options.peers)
         if "bounded" in options.only:
             bounded(run.table("bounded weights, update alone", SGD, "µs"), options.rounds)

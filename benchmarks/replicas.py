@@ -254,7 +254,7 @@ def products(call: Run) -> float:
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds=11, quick=7, threads=(2,), cases=(*CASES, *DEEP))
+    options = arguments(__doc__, rounds=11, quick=4, threads=(2,), cases=(*CASES, *DEEP))
     run = Report("replicas", "What a hundred runs cost", options, ("jax",))
     for _ in run.threads():
         table = run.table("whole training step of one replica", TRAIN, "µs", shows="time")

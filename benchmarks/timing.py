@@ -46,7 +46,7 @@ def arguments(doc: str | None, rounds: int, quick: int, threads: tuple[int, ...]
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
     options = parser.parse_args()
     options.rounds = options.rounds or (quick if options.quick else rounds)
-    options.threads = options.threads or list(threads[:1] if options.quick else threads)
+    options.threads = options.threads or ([1] if options.quick else list(threads))
     options.clock = options.clock or ("processor" if options.quick else "wall")
     global _clock
     _clock = options.clock
