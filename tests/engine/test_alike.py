@@ -114,7 +114,7 @@ def test_a_part_for_each_weight_is_planned_once(monkeypatch):
 
 
 def test_a_scheduler_makes_no_new_leaders():
-    made, opt = trained(table(word="OBA"), steps=2)
+    _, opt = trained(table(word="OBA"), steps=2)
     before = list(opt.gathering.rows)
     lower_all(opt)
     opt.step()
