@@ -60,6 +60,11 @@ def raise_one(opt):
     opt.param_groups[2]["lr"] = 0.2
 
 
+def lower_all(opt):
+    for group in opt.param_groups:
+        group["lr"] *= 0.5
+
+
 def freeze_one(opt):
     opt.param_groups[1]["params"][0].requires_grad_(False)
     opt.param_groups[1]["params"][0].grad = None
@@ -69,7 +74,7 @@ def load_own(opt):
     opt.load_state_dict(copy.deepcopy(opt.state_dict()))
 
 
-@pytest.mark.parametrize("change", [None, raise_one, freeze_one, load_own])
+@pytest.mark.parametrize("change", [None, raise_one, lower_all, freeze_one, load_own])
 @pytest.mark.parametrize("case", CASES)
 def test_they_move_as_each_alone_whatever_happens_between_steps(case, change, apart):
     together, opt = trained(table(**CASES[case]), change=change)
@@ -106,3 +111,12 @@ def test_a_part_for_each_weight_is_planned_once(monkeypatch):
     monkeypatch.setattr(Row, "begin", lambda row, *rest: begun.append(len(row.names)) or begin(row, *rest))
     trained(table(word="X"), steps=1)
     assert begun == [8]
+
+
+def test_a_scheduler_makes_no_new_leaders():
+    _, opt = trained(table(word="OBA"), steps=2)
+    before = list(opt.gathering.rows)
+    lower_all(opt)
+    opt.step()
+    assert opt.gathering.rows == before
+    assert {row.values["lr"] for row in before} == {group["lr"] for group in opt.param_groups}

@@ -19,18 +19,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Gathering", "as_one"]
 
+FOLLOWED = (*NUMERIC, "step", "previous_lr")
+
 
 class Gathering:
-    """The rows of a step, as long as the fields of the table are what they were."""
+    """The rows of a step: those with equal settings led by one."""
 
-    def __init__(self, rows: Sequence[Row], fields: Sequence[Any]) -> None:
-        self.fields = fields
-        alike: dict[Hashable, list[Row]] = {}
-        for row in rows:
-            alike.setdefault(settings(row), []).append(row)
+    def __init__(self) -> None:
+        self.fields: Sequence[Any] = ()
+        self.kinds: list[tuple[Hashable, list[Row]]] = []
         self.rows: list[Row] = []
         self.led: list[tuple[Row, Row]] = []  # a row that moves the parameters of several, and the first of those
-        for members in alike.values():
+
+    def holds(self, fields: Sequence[Any]) -> bool:
+        """Has no field of any part been changed since?"""
+        return len(fields) == len(self.fields) and all(map(is_, fields, self.fields))
+
+    def gather(self, rows: Sequence[Row], fields: Sequence[Any]) -> None:
+        """Look again at who is equal to whom. A scheduler changes numbers at every step: then leaders stay."""
+        alike: dict[tuple[Hashable, ...], list[Row]] = {}
+        for row in rows:
+            alike.setdefault(settings(row), []).append(row)
+        kinds = [(key[0], members) for key, members in alike.items()]
+        self.fields = fields
+        if kinds == self.kinds:
+            return
+        self.kinds, self.rows, self.led = kinds, [], []
+        for _, members in kinds:
             leader = members[0] if len(members) == 1 else led(members)
             self.rows.append(leader)
             if len(members) > 1:
@@ -38,35 +53,36 @@ class Gathering:
             for row in members:
                 row.leader = leader if len(members) > 1 else None
 
-    def holds(self, fields: Sequence[Any]) -> bool:
-        """Has no field of any part been changed since?"""
-        return len(fields) == len(self.fields) and all(map(is_, fields, self.fields))
-
 
 def as_one(opt: Optimizer) -> Sequence[Row]:
     """The rows that a step plans: in the place of several with equal settings one with the parameters of all."""
     if len(opt.rows) < 2 or opt.reference or opt.ranks is not None:
         return opt.rows
     fields = [None if row.varies else row.fields for row in opt.rows]
-    if opt.gathering is None or not opt.gathering.holds(fields):
-        opt.gathering = Gathering(opt.rows, fields)
+    if opt.gathering is None:
+        opt.gathering = Gathering()
+    if not opt.gathering.holds(fields):
+        opt.gathering.gather(opt.rows, fields)
     for leader, first in opt.gathering.led:
-        for name in ("step", "previous_lr"):
+        for name in FOLLOWED:
             leader.group[name] = first.group[name]
         leader.read()
     return opt.gathering.rows
 
 
-def settings(row: Row) -> Hashable:
-    """What parts that move as one have in common. A part moves alone whose parameters are tied to each other."""
+def settings(row: Row) -> tuple[Hashable, ...]:
+    """What parts that move as one have in common: their kind, and numbers, which a leader follows.
+
+    A part moves alone whose parameters are tied to each other.
+    """
     group, surface = row.group, row.surface
     tied = "ξ" in row.word.needs or group["normalised"] or getattr(surface, "together", False)
     if tied or row.varies or row.metric is not None or type(row.rhythm) is not Always:
-        return id(row)
+        return (id(row),)
     public = [value for name, value in vars(surface).items() if not name.startswith("_")]
     known = all(isinstance(value, int | float | str | None) for value in public)  # others may differ under one name
-    fields = [group[name] for name in ("word", *NUMERIC, "seed", "previous_lr")]
-    return (*fields, type(surface), repr(surface) if known else id(surface))
+    kind = group["word"], group["seed"], type(surface), repr(surface) if known else id(surface), id(row.state)
+    return (kind, *(group[name] for name in NUMERIC), group["previous_lr"])
 
 
 def led(members: Sequence[Row]) -> Row:

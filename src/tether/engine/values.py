@@ -52,7 +52,7 @@ def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict
     fields = tuple([group[name] for name in NUMERIC])
     where = group["where"]
     if all(type(value) is float for value in fields):
-        numbers = _checked(where, fields)
+        numbers = tuple(_checked(where, name, value) for name, value in zip(NUMERIC, fields, strict=True))
     else:
         given: list[Any] = []
         for name, value in zip(NUMERIC, fields, strict=True):
@@ -80,8 +80,7 @@ def symbols(group: dict[str, Any], known: dict[str, Any], replicas: int) -> dict
     return values
 
 
-@lru_cache(maxsize=1024)
-def _checked(where: str, fields: tuple[Any, ...]) -> tuple[float, ...]:
-    part = f"part {where!r}"
-    named = zip(NUMERIC, fields, strict=True)
-    return tuple(number(part, name, value, **RULES.get(name, {})) for name, value in named)
+@lru_cache(maxsize=4096)
+def _checked(where: str, name: str, value: float) -> float:
+    """The value of a field; a scheduler changes one, and the others are known."""
+    return float(number(f"part {where!r}", name, value, **RULES.get(name, {})))
