@@ -32,6 +32,7 @@ class Row:
     constrained: bool = False
     activation: Callable[[], nn.Module] = nn.Tanh
     measured: bool = False  # by a metric: a step depends on all weights, and the network must be one it knows
+    whole: bool = False  # a step needs matrices that no rank of a sharded model has
     trains_at: float = 0.2  # a step size at which sixty steps help
     gradients: int = 1  # in a step
     tested: bool = False  # accepted or rejected by the energies
@@ -80,7 +81,7 @@ ROWS = {
     "composite_sgd": Row(methods.composite_sgd, {"k": 3}, noisy=False),
     "path_sgd": path(),
     "path_sgd with momentum": path(momentum=0.9),
-    "muon": Row(methods.muon, {"lr": 0.01, "weight_decay": 0.0}, noisy=False, trains_at=0.02),
+    "muon": Row(methods.muon, {"lr": 0.01, "weight_decay": 0.0}, noisy=False, whole=True, trains_at=0.02),
     "L": word("L"),
     "BAFEFAB": word("BAFEFAB"),
     "OBABO": word("OBABO"),
