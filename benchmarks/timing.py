@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -156,13 +157,14 @@ class Run:
 
 
 def machine() -> str:
-    """The processor and its cores."""
+    """The processor, its cores, and the instructions that the kernel uses: noise and sines depend on them."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             name = next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
+    used = re.search(r"^instructions +(.*?),", tether.native.describe(), re.MULTILINE)
+    return f"{name}, {os.cpu_count()} cores" + (f", {used[1]}" if used else "")
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
