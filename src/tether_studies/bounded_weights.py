@@ -64,7 +64,7 @@ class BoundedWeights(Experiment):
         of the temperatures τ = 5e-05 has the least curved boundary
             | Table 4.5: τ = 0 9.38, 5e-06 7.75, 5e-05 6.08, 5e-04 15.9
     """
-    runs: int = at(12, quick=2, full=100)
+    runs: int = at(12, quick=2, long=100, full=100)
     epochs: int = at(4000, quick=4, long=10_000, full=10_000)  # of 50 steps
     grid: int = at(500, quick=100, full=1000)  # points along each side for the curvature
     smoothing: float = at(0.01, quick=0.03)  # of the boundary: a hundredth of the spiral's size

@@ -87,7 +87,7 @@ class Langevin(Temperatures):
     title = "Langevin dynamics, sine against cosine (Figure 3.1)"
     nodes: int = at(500, quick=50)
     steps: int = at(50_000, quick=200)
-    runs: int = at(6, quick=2, long=20, full=20)
+    runs: int = at(6, quick=2, long=80, full=20)
 
     def task(self) -> Task:
         # (3.33) has cos(btπ); only with cos(b x₁ π), x₁ = at, does a larger a give "more crossings", as §3.6 says
@@ -124,7 +124,7 @@ class LOL(Temperatures):
     title = "LOL on the four-turn spiral (Figure 3.17)"
     nodes: int = at(200, quick=40)
     steps: int = at(50_000, quick=200)
-    runs: int = at(8, quick=2, long=20, full=20)
+    runs: int = at(8, quick=2, long=80, full=20)
 
     def task(self) -> Task:
         return Task("spiral", {"turns": 4.0}, self.nodes)
