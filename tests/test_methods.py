@@ -188,7 +188,8 @@ def test_every_method_is_listed_documented_and_passes_options_on(method):
 
 def test_no_method_without_constraints_is_untested():
     # tried in tests/surfaces, test_multirate.py, test_cycles.py, test_path_sgd.py, test_spectral.py, test_metropolis.py
-    elsewhere = ("_cola_", "multirate", "random_subset", "composite", "path_sgd", "hmc", "mala", "muon")
+    # and test_pace.py
+    elsewhere = ("_cola_", "multirate", "random_subset", "composite", "path_sgd", "hmc", "mala", "muon", "samadams")
     free = {name for name in methods.__all__ if not any(part in name for part in elsewhere)}
     assert {method.__name__ for method in ALL} | {"citation"} == free
 

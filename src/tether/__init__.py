@@ -15,7 +15,7 @@ from tether.metrics.path import Path
 from tether.metrics.spectral import Spectral
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
-from tether.rhythms import Every, Merge, Metropolis, Sleep
+from tether.rhythms import Every, Merge, Metropolis, Pace, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
@@ -35,6 +35,7 @@ __all__ = [
     "NonFiniteGradient",
     "Optimizer",
     "Orthogonal",
+    "Pace",
     "Part",
     "Path",
     "Record",

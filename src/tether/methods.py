@@ -27,6 +27,7 @@ from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.rhythms.metropolis import Metropolis
 from tether.rhythms.multirate import one_clock, set_clocks
+from tether.rhythms.pace import Pace
 from tether.rhythms.rhythm import whole_steps
 from tether.surfaces import Circle, Orthogonal, Sphere, Surface
 
@@ -50,6 +51,7 @@ __all__ = [
     "orthogonal_cola_ud",
     "path_sgd",
     "random_subset",
+    "samadams",
     "sgd",
     "sgld",
     "sphere_cola_od",
@@ -137,6 +139,29 @@ def langevin(
 ) -> Optimizer:
     """Langevin dynamics (3.14): dθ = p dt, dp = −∇L dt − γ p dt + √(2γτ) dW, by the splitting `word`."""
     return Optimizer(model, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+@cites("leimkuhler2025", parameters=True)
+def samadams(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    friction: float = 1.0,
+    temperature: float = 1e-5,
+    forget: float = 1.0,
+    least: float = 0.1,
+    most: float = 10.0,
+    power: float = 0.5,
+    scale: float | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Langevin dynamics by BAOAB with steps ψ(ζ)h that are short where the gradient is large: ZBAOABZ.
+
+    ζ is a running mean of the squared gradient, and ψ lies between `least` and `most`: `tether.Pace` has the
+    equations. Averages weigh each state by ``opt.pace()``, as `tether.sample` does.
+    """
+    pace = Pace(forget, least, most, power, scale)
+    rest: dict[str, Any] = {"friction": friction, "temperature": temperature, "rhythm": pace}
+    return Optimizer(model, lr=lr, **{"word": "BAOAB", **rest, **options})
 
 
 @cites("duane1987", parameters=True)

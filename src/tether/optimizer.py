@@ -38,7 +38,8 @@ from tether.surfaces import Surface
 __all__ = ["Clock", "NonFiniteEnergy", "NonFiniteGradient", "Optimizer"]
 
 # keys of a param group that are no fields of a part: torch's, and what checkpoints keep beside the fields
-OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "tested", "initial_lr"}
+OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "tested", "pace"}
+OTHER_KEYS |= {"initial_lr"}
 
 
 @lru_cache
@@ -309,6 +310,10 @@ class Optimizer(torch.optim.Optimizer):
     def acceptance(self) -> Any:
         """The share of proposals that were accepted, with replicas one for each; nan where nothing was proposed."""
         return acceptance(self)
+
+    def pace(self) -> Any:
+        """What the present state counts in an average: ψ with `tether.Pace`, one for each replica; 1 without."""
+        return self.rows[0].rhythm.weight(self.rows[0])
 
     @property
     def skipped(self) -> int:

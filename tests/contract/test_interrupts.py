@@ -52,7 +52,7 @@ def everything(model, opt):
             if not (key == "momentum" and not x.any()):  # made at rest: no change
                 values[f"{key} {name}"] = x.clone()
     for i, group in enumerate(opt.param_groups):
-        keys = [key for key in ("step", "previous_lr", "thermostat", "tested") if key in group]
+        keys = [key for key in ("step", "previous_lr", "thermostat", "tested", "pace") if key in group]
         values |= {f"{key} {i}": torch.as_tensor(group[key]) for key in keys}
     values["clock"] = torch.tensor(opt.clock.step)
     return values

@@ -118,7 +118,7 @@ def test_a_parameter_without_gradient_stands_still_and_disturbs_nobody(name, mis
     push(model, opt, steps=2)
     push(twin, other, steps=2)
     for key, param in model.named_parameters():
-        if key != missing and not ROWS[name].measured:
+        if key != missing and not (ROWS[name].measured or ROWS[name].paced):
             torch.testing.assert_close(param, twin.get_parameter(key), rtol=0, atol=1e-6)
 
 
@@ -134,7 +134,7 @@ def test_a_first_gradient_that_comes_late(name):
     push(twin, other, steps=6)
     assert not torch.equal(model[0].bias, network(name)[0].bias)
     for key, param in model.named_parameters():
-        if key != "0.bias" and not ROWS[name].measured:
+        if key != "0.bias" and not (ROWS[name].measured or ROWS[name].paced):
             torch.testing.assert_close(param, twin.get_parameter(key), rtol=0, atol=1e-6)
 
 

@@ -219,7 +219,7 @@ class Row:
         whole = "p" in self.word.needs or noisy(self.word, self.values)
         self.bodies = [self.metric.enter(body, measured, whole) or body for body in self.bodies]
 
-    def play(self, beats: tuple[Beat, ...], times: float = 1.0, bodies: Any = None, draw: int = 0) -> int:
+    def play(self, beats: tuple[Beat, ...], times: Any = 1.0, bodies: Any = None, draw: int = 0) -> int:
         """Let bodies plan these beats with a step `times` as long; returns the next free draw."""
         bodies = self.bodies if bodies is None else bodies
         if not beats or not bodies:
@@ -243,11 +243,11 @@ class Row:
         found = yield from in_turn(self.bodies, self.composed(beats).pieces, start, name)
         self.scalars["ξ"] = torch.as_tensor(found, dtype=ξ.dtype, device=ξ.device)
 
-    def composed(self, beats: tuple[Beat, ...], times: float = 1.0, draw: int = 0) -> Composed:
+    def composed(self, beats: tuple[Beat, ...], times: Any = 1.0, draw: int = 0) -> Composed:
         """The beats as programs, kept as long as the fields are what they were."""
         group, scalars = self.group, self.scalars
         before, now = group["previous_lr"], self.values["lr"]
-        if times != 1:
+        if isinstance(times, torch.Tensor) or times != 1:
             before, now = before * times, now * times
         values = (before, now, draw, *[scalars[s] for s in FIELDS])
         known = self.known.get(id(beats))  # of the beats themselves, which their word keeps
