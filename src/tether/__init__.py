@@ -12,6 +12,7 @@ from tether.ensemble.tempering import exchange, temper, tempering_weights
 from tether.loop.sample import Draws, sample
 from tether.loop.train import Record, train
 from tether.metrics.path import Path
+from tether.metrics.rms import RMS
 from tether.metrics.spectral import Spectral
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
@@ -24,6 +25,7 @@ from tether.surfaces.soft import orthogonal_penalty, soft
 from tether.window.notebook import explore
 
 __all__ = [
+    "RMS",
     "Circle",
     "Draws",
     "Every",

@@ -49,7 +49,7 @@ def everything(model, opt):
     values |= {f"wants {name}": torch.tensor(x.requires_grad) for name, x in model.named_parameters()}
     for name, param in model.named_parameters():
         for key, x in opt.state.get(param, {}).items():
-            if not (key == "momentum" and not x.any()):  # made at rest: no change
+            if not (key in ("momentum", "rms") and not x.any()):  # made at rest: no change
                 values[f"{key} {name}"] = x.clone()
     for i, group in enumerate(opt.param_groups):
         keys = [key for key in ("step", "previous_lr", "thermostat", "tested") if key in group]

@@ -50,7 +50,7 @@ def admit_sharded(
         raise TypeError(f"parameter {name!r} is a sum over ranks, {param.placements}: redistribute it first")
     if replicas:
         raise ValueError(f"parameter {name!r} is a DTensor, and replicas cannot be sharded: use batch_dims=0")
-    if metric is not None:
+    if metric is not None and not metric.entrywise:
         raise ValueError(
             f"{metric!r} measures the whole network, and {name!r} is sharded: leave the model whole and use DDP"
         )
@@ -167,7 +167,7 @@ class Shared:
         """The bodies of a row, equal in number and order on all ranks."""
         rest, surface = (row.state, momenta, row.lanes), row.surface
         if not isinstance(surface, Surface):
-            return [Block(mine, own, *rest, self.cut(mine)) for mine, own in alike_in(kind, chosen)]
+            return [Block(mine, own, *rest, self.cut(mine), row.keeps) for mine, own in alike_in(kind, chosen)]
         made: list[Any] = []
         count = 0
         for mine, own in alike_in(kind_and_shape, chosen):
