@@ -20,7 +20,7 @@ from tether.rhythms import Every, Merge, Metropolis, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
-from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
+from tether.surfaces import Circle, Free, Level, Orthogonal, SpectralBall, Sphere
 from tether.surfaces.soft import orthogonal_penalty, soft
 from tether.window.notebook import explore
 
@@ -44,6 +44,7 @@ __all__ = [
     "Schedule",
     "Sleep",
     "Spectral",
+    "SpectralBall",
     "Sphere",
     "constrain",
     "data",

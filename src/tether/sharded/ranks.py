@@ -57,7 +57,8 @@ def admit_sharded(
     if isinstance(surface, Surface) and way(param, surface) in TIED[state]:
         matrix = len(surface.coordinates(param.shape)) == 2
         if surface.slack or surface.together or not matrix:
-            cure = "cut it by rows, Shard(0)" if matrix and not surface.together else "leave it whole"
+            rows = surface.restricted(param.shape, [0] * param.dim(), [0, *param.shape[1:]]) is not None
+            cure = "cut it by rows, Shard(0)" if rows else "leave it whole"
             raise SurfaceError(
                 f"{surface!r} on {name!r}, which is cut along axis {min(cut_dims(param))}: it ties weights of several "
                 f"ranks to each other; {cure}, e.g. fully_shard(model, ignored_params={{...}})"

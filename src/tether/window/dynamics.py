@@ -21,7 +21,7 @@ from tether.metrics.spectral import Spectral
 from tether.optimizer import Optimizer
 from tether.part import DEFAULTS, NUMERIC, Part
 from tether.rhythms import Every, Merge, Sleep
-from tether.surfaces import Circle, Free, Orthogonal, Sphere
+from tether.surfaces import Circle, Free, Orthogonal, SpectralBall, Sphere
 from tether.window.setting import Field, SettingError
 from tether.words import WordError, parse
 
@@ -55,6 +55,7 @@ CHOICES: dict[str, dict[str, tuple[Callable[..., Any], dict[str, Any]]]] = {
         "Circle": (Circle, {"radius": 1.0}),
         "Sphere": (Sphere, {"radius": 1.0}),
         "Orthogonal": (Orthogonal, {}),
+        "SpectralBall": (SpectralBall, {"radius": 1.0}),
     },
     "metric": {
         "Path": (Path, {"p": 2.0}),
