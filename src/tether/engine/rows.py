@@ -162,7 +162,7 @@ class Row:
         gradient = gradient and self.rhythm.due(self.group["step"])
         for body in self.made:
             body.begin(self.values["ω"], gradient, resting)
-            body.bad, body.fields = bad, self.entries
+            body.bad, body.fields, body.step = bad, self.entries, self.group["step"]
         self.bodies: list[Any] = [body for body in self.made if body.live]
         self.scalars = dict(self.values)
         self.scalars["N"] = count = sum([body.degrees for body in self.bodies])
@@ -211,7 +211,13 @@ class Row:
             mine, own = alike.setdefault((param.dtype, param.device), ([], []))
             mine.append(param)
             own.append(name)
-        return [Block(mine, own, self.state, momenta, self.lanes) for mine, own in alike.values()]
+        rest = self.state, momenta, self.lanes
+        return [Block(mine, own, *rest, keeps=self.keeps) for mine, own in alike.values()]
+
+    @property
+    def keeps(self) -> Sequence[str]:
+        """The state that the metric keeps for each entry."""
+        return () if self.metric is None else self.metric.keeps
 
     def enter(self, measured: Mapping[str, Any]) -> None:
         """Take this step in the row's metric."""

@@ -13,6 +13,7 @@ from tether.measure.homogeneity import Homogeneity, homogeneity
 from tether.measure.jacobian import JacobianSpectrum, jacobian_spectrum
 from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
 from tether.measure.line import LinearPath, layer_paths, linear_path
+from tether.measure.lipschitz import Lipschitz, lipschitz
 from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
 from tether.measure.morph import Morph, morph
@@ -39,6 +40,7 @@ __all__ = [
     "Homogeneity",
     "JacobianSpectrum",
     "LinearPath",
+    "Lipschitz",
     "Margin",
     "MinimumNorm",
     "Morph",
@@ -70,6 +72,7 @@ __all__ = [
     "kinetic_temperature",
     "layer_paths",
     "linear_path",
+    "lipschitz",
     "margin",
     "minimum_norm",
     "morph",
