@@ -122,16 +122,16 @@ class Runner:
         self.noted += 1
 
     @torch.no_grad()
-    def snapshot(self, measured: bool = True) -> Snapshot:
-        """A copy of everything that is drawn. Sleeping weights have their values in it. `measured`: new readings."""
+    def snapshot(self, measured: bool = True, trail: bool = True) -> Snapshot:
+        """A copy of what is drawn. Sleeping weights have their values in it. `measured`: with new readings."""
         with getattr(self.opt, "awake", nullcontext)():
             weights = torch.cat([x.detach().reshape(len(self.nets), -1) for x in self.parameters], 1)
         if measured or self.readings is None:
             self.readings = read(self.opt, [name for name, _ in self.nets.named_parameters()])
         visits, self.visits = (torch.cat(self.visits).numpy() if self.visits else None), []
         rest = len(self.log.stopped), self.word
-        trail = self.trail[max(0, self.noted - SHOWN) : self.noted].copy()
-        return Snapshot(self.step, weights.numpy(), self.readings, trail, visits, *rest)
+        path = self.trail[max(0, self.noted - SHOWN) : self.noted].copy() if trail else self.trail[:0]
+        return Snapshot(self.step, weights.numpy(), self.readings, path, visits, *rest)
 
 
 def _entry(parameters: Sequence[torch.Tensor], replica: int, i: int) -> float:
