@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from tether.window.worker import FREE, Workers
 
 __all__ = ["Session"]
 
+FRAMES = 32.0  # in a second, at most. The process that trains has the next one ready when this thread wakes: then it does
+# not have to wake anybody, which would cost it more than the snapshot, and often its place on the processor
 PATIENCE = 5.0  # seconds for the last step of a session
 ENDED = "The process that trains has ended. Another one begins the run anew."
 Send = Callable[[dict[str, Any], bytes | None], None]
@@ -49,7 +52,9 @@ class Session:
                 if self._over:
                     continue
                 if isinstance(message, Shots):
+                    due = time.perf_counter() + 1 / FRAMES
                     self._send(*self._frame(message))
+                    time.sleep(max(0.0, due - time.perf_counter()))
                 else:
                     self._send(message, None)
             usable = True

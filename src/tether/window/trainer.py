@@ -21,7 +21,7 @@ from tether.window.setting import Setting, SettingError, as_values, read_setting
 __all__ = ["Shots", "Trainer"]
 
 NOTES = 400.0  # places of a trail in a second, at most
-FRAMES = 32.0  # snapshots in a second, at most
+PAUSE = 1 / 36  # seconds between two snapshots, at least
 FULL, SHARE = 0.4, 8.0  # a full frame comes after so many seconds, and after so many times what the last one took
 SHOWS = ("weights", "heat", "trail", "network")  # the instruments
 Send = Callable[["dict[str, Any] | Shots"], None]
@@ -87,7 +87,7 @@ class Trainer:
                 self._rest(self._next - now if wanted else None)
                 self._ahead = time.perf_counter()
             elif self.speed and now < self._ahead:
-                self._rest(min(self._ahead - now, 1 / FRAMES))
+                self._rest(min(self._ahead - now, PAUSE))
             else:
                 self._advance(now)
 
@@ -99,7 +99,7 @@ class Trainer:
         """Snapshots of all dynamics, for one frame."""
         full = self._changed or not self.running or now >= self._full
         self._ready = self._moved = self._changed = False
-        self._next, self._last = max(self._next + 1 / FRAMES, now), (now, full)
+        self._next, self._last = now + PAUSE, (now, full)
         trail = self.view["shows"] == "trail"
         snapshots = [runner.snapshot(full, trail) for runner in self.runners]
         told = {"rate": self._rate(snapshots[0].step), "on": self.running, "time": now}
