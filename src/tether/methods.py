@@ -22,6 +22,7 @@ from tether.engine.table import CITATIONS
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.metrics.path import Path
+from tether.metrics.rms import RMS
 from tether.metrics.spectral import Spectral
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
@@ -51,6 +52,7 @@ __all__ = [
     "orthogonal_cola_ud",
     "path_sgd",
     "random_subset",
+    "rms_sgld",
     "samadams",
     "sgd",
     "sgld",
@@ -126,6 +128,25 @@ def sgld(
     if temperature is None:
         temperature = number("sgld", "noise", 0.01 if noise is None else noise) ** 2 / 2
     return Optimizer(model, lr=lr, word="X", temperature=temperature, **options)
+
+
+@cites("li2016", parameters=True)
+def rms_sgld(
+    model: torch.nn.Module,
+    lr: float = 1e-3,
+    temperature: float = 1e-5,
+    decay: float = 0.99,
+    eps: float = 1e-5,
+    until: int | None = None,
+    **options: Any,
+) -> Optimizer:
+    """SGLD with a step size for each weight: θ ← θ − hGg + √(2τhG) R, G = 1/(√v + ε), by the metric `RMS`.
+
+    v is the running mean of g². While it runs, the noise has the wrong size by a term Γ that is left out, as in the
+    publication; `RMS` says by how much. With `until` it is kept from that step on, and then exp(−L/τ) is sampled as
+    by `sgld`. At temperature 0 it is ``torch.optim.RMSprop``.
+    """
+    return Optimizer(model, lr=lr, word="X", temperature=temperature, metric=RMS(decay, eps, until), **options)
 
 
 @cites("leimkuhler2013", parameters=True)

@@ -165,7 +165,7 @@ class Optimizer(torch.optim.Optimizer):
         check(group)
         surface, metric = group["on"], group["metric"]
         rhythm = rhythm_of(f"part {group['where']!r}", group)
-        if metric is not None and self.model is None:
+        if metric is not None and not metric.entrywise and self.model is None:
             raise ValueError(f"metric={metric!r} measures a network: pass the module itself, Optimizer(model, ...)")
         others = getattr(self, "param_groups", [])
         group = for_checkpoints(group, others)  # a checkpoint holds plain values only

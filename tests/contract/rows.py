@@ -58,6 +58,8 @@ def path(**fields: Any) -> Row:
 ROWS = {
     "sgd": Row(methods.sgd, {}, noisy=False),
     "sgld": Row(methods.sgld, {"temperature": 1e-3}),
+    "rms_sgld": Row(methods.rms_sgld, {"lr": 0.01, "temperature": 1e-4, "eps": 1e-3}, trains_at=0.02),
+    "RMS with momenta": word("BAOAB", temperature=1e-4, metric=tether.RMS(0.9, eps=1e-3)),
     "langevin": Row(methods.langevin, {"temperature": 1e-3}),
     "samadams": Row(methods.samadams, {"temperature": 1e-3}, whole=True, paced=True),
     "hmc": Row(methods.hmc, {"steps": 3, "temperature": 1e-3}, closure=True, gradients=4, tested=True),

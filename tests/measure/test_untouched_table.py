@@ -66,6 +66,7 @@ CASES = [
     ("gradient_norms", lambda net, data: measure.gradient_norms(net, shuffled(data))),
     ("jacobian_spectrum", lambda net, data: measure.jacobian_spectrum(net, data[0])),
     ("jacobian_spectrum, Lanczos", lambda net, data: measure.jacobian_spectrum(net, data[0][:2], top=1)),
+    ("lipschitz", lambda net, data: measure.lipschitz(net, data[0])),
     ("homogeneity", lambda net, data: measure.homogeneity(net, data)),
     ("gradient_noise", lambda net, data: measure.gradient_noise(net, data, 3)),
     (

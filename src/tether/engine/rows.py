@@ -36,6 +36,8 @@ read_in = itemgetter(*CHOICES, *NUMERIC, "normalised", "seed", "where")
 class Row:
     """A part: its param group, what it is made of, and the bodies that move."""
 
+    apart = False  # is it to give way to the rows whose parameters it holds?
+
     def __init__(
         self,
         group: dict[str, Any],
@@ -162,14 +164,18 @@ class Row:
         gradient = gradient and self.rhythm.due(self.group["step"])
         for body in self.made:
             body.begin(self.values["ω"], gradient, resting)
-            body.bad, body.fields = bad, self.entries
+            body.bad, body.fields, body.step = bad, self.entries, self.group["step"]
         self.bodies: list[Any] = [body for body in self.made if body.live]
         self.scalars = dict(self.values)
         self.scalars["N"] = count = sum([body.degrees for body in self.bodies])
         if self.group["normalised"] and count:
             self.scalars["ε"] = self.scalars["ε"] / count
         if "ξ" in self.word.needs and self.bodies and not self.still:
-            check_thermostat(self.group, self.scalars, self.state, resting, self.readable, self.ranks)
+            self.follow()
+
+    def follow(self) -> None:
+        """Raise unless the letters can follow the thermostat with this step size."""
+        check_thermostat(self.group, self.scalars, self.state, self.resting, self.readable, self.ranks)
 
     def make_state(self) -> None:
         """Make momenta and points of all that is trained now, not at the first step."""
@@ -211,7 +217,13 @@ class Row:
             mine, own = alike.setdefault((param.dtype, param.device), ([], []))
             mine.append(param)
             own.append(name)
-        return [Block(mine, own, self.state, momenta, self.lanes) for mine, own in alike.values()]
+        rest = self.state, momenta, self.lanes
+        return [Block(mine, own, *rest, keeps=self.keeps) for mine, own in alike.values()]
+
+    @property
+    def keeps(self) -> Sequence[str]:
+        """The state that the metric keeps for each entry."""
+        return () if self.metric is None else self.metric.keeps
 
     def enter(self, measured: Mapping[str, Any]) -> None:
         """Take this step in the row's metric."""
@@ -286,13 +298,17 @@ class Row:
         else:
             writes = [one for body in self.bodies for one in body.writes()]
         if "ξ" in self.word.needs and self.bodies:
-            ξ, before = self.scalars["ξ"], self.group["thermostat"]
-            if self.resting and ξ.dim():
-                rest = host.indices(self.resting, ξ.device)
-                writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
-            ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
-            writes.append(write(self.group.__setitem__, "thermostat", ξ))
+            writes += self.thermostat_after()
         return writes
+
+    def thermostat_after(self) -> list[Write]:
+        """What the commit must do with ξ, which the bodies have changed by then."""
+        ξ, before, writes = self.scalars["ξ"], self.group["thermostat"], list[Write]()
+        if self.resting and ξ.dim():
+            rest = host.indices(self.resting, ξ.device)
+            writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
+        ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
+        return [*writes, write(self.group.__setitem__, "thermostat", ξ)]
 
     # what a step may change, for those who must put it back
 

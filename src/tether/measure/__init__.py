@@ -13,6 +13,7 @@ from tether.measure.homogeneity import Homogeneity, homogeneity
 from tether.measure.jacobian import JacobianSpectrum, jacobian_spectrum
 from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
 from tether.measure.line import LinearPath, layer_paths, linear_path
+from tether.measure.lipschitz import Lipschitz, lipschitz
 from tether.measure.llc import LearningCoefficient, llc
 from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
@@ -41,6 +42,7 @@ __all__ = [
     "JacobianSpectrum",
     "LearningCoefficient",
     "LinearPath",
+    "Lipschitz",
     "Margin",
     "MinimumNorm",
     "Morph",
@@ -72,6 +74,7 @@ __all__ = [
     "kinetic_temperature",
     "layer_paths",
     "linear_path",
+    "lipschitz",
     "llc",
     "margin",
     "minimum_norm",

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from tether.engine.commit import Write, write
-from tether.engine.flat import kept
+from tether.engine.flat import unless
 from tether.engine.sums import per_replica
 from tether.metrics.metric import Metric, MetricError
 from tether.surfaces import Surface
@@ -95,10 +94,6 @@ class Spectral(Metric):
                 "temperature=0, or a word without noise such as 'MV'"
             )
 
-    def measure(self, model: nn.Module) -> Mapping[str, Any]:
-        """The norm is the same everywhere."""
-        return {}
-
     def enter(self, block: Block, measured: Mapping[str, Any], whole: bool) -> Block:
         """Let the word move a copy that starts at 0: what it arrives at is the step."""
         thin = [name for name, x in zip(block.names, block.params, strict=True) if x.dim() < 2 + block.lanes.batched]
@@ -121,9 +116,8 @@ class Spectral(Metric):
             shares = [left.to(x).view(-1, *[1] * (x.dim() - 1)) if per_replica(h) else left for x in start]
             start = [x * share for x, share in zip(start, shares, strict=True)]
         values = [*torch._foreach_add(start, steps), *block.p] if start else []
-        if block.bad is not None:
-            values = [unless(block.bad, x, new) for x, new in zip([*home, *momenta], values, strict=True)]
-        return [write(torch._foreach_copy_, [*home, *momenta], values)] if home else []
+        both = [*home, *momenta]
+        return [write(torch._foreach_copy_, both, unless(block.bad, both, values))] if home else []
 
     def directions(self, steps: Sequence[torch.Tensor], h: Any, batched: bool) -> list[torch.Tensor]:
         """hs UVᵀ for each step, those of one shape together; if `batched`, the first axis is the replica."""
@@ -183,8 +177,3 @@ def orthogonalised(
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
-
-
-def unless(bad: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """The new values, but the old ones of replicas, or of all, whose gradient is bad."""
-    return kept(bad.view(-1, *[1] * (old.dim() - 1)) if bad.dim() else bad, old.detach(), new)
