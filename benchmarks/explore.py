@@ -58,6 +58,7 @@ class Null:
     def __init__(self, socket):
         self.socket, self.frames = socket, 0
         socket.send(json.dumps({"type": "set", "setting": SETTING}))
+        socket.send(json.dumps({"type": "view", "replica": -1, "pair": [0, 1], "shows": "weights"}))  # as the page does
         self.next()
         socket.send(json.dumps({"type": "run", "on": True}))
 

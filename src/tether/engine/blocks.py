@@ -67,6 +67,7 @@ class Block:
     """
 
     ξ: torch.Tensor | None = None
+    part: Sequence[int] | None = None  # which thermostat each tensor has, where there are several
     fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
     astray: torch.Tensor | None = None  # free tensors can always go back
     step = 0  # how many there have been
@@ -125,6 +126,11 @@ class Block:
             state[owner][key] = self.cut.keep(i, view)
         self.kept.kept[key] = [state[owner][key] for owner in self.home]
         return flat, views
+
+    def share_out(self, part: Sequence[int]) -> None:
+        """Know which thermostat each tensor has."""
+        self.part = part
+        self.layout = self.places(self.everything) if self.kernel else None
 
     def more_room(self, dtype: torch.dtype | None = None) -> Room:
         """Buffers in which the tensors lie as in the flat momenta."""
@@ -264,7 +270,8 @@ class Block:
     def places(self, which: list[int]) -> tuple[native.Layout, Any, tuple[str, ...]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
         counts = [self.sizes[i] // self.rows for i in which]
-        layout = native.Layout(counts, self.rows, self.lanes.numbers, self.cut.first(which))
+        part = None if self.part is None else [self.part[i] for i in which]
+        layout = native.Layout(counts, self.rows, self.lanes.numbers, self.cut.first(which), part)
         momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
         return layout, momenta, tuple([self.names[i] for i in which])
 

@@ -36,6 +36,8 @@ read_in = itemgetter(*CHOICES, *NUMERIC, "normalised", "seed", "where")
 class Row:
     """A part: its param group, what it is made of, and the bodies that move."""
 
+    apart = False  # is it to give way to the rows whose parameters it holds?
+
     def __init__(
         self,
         group: dict[str, Any],
@@ -169,7 +171,11 @@ class Row:
         if self.group["normalised"] and count:
             self.scalars["ε"] = self.scalars["ε"] / count
         if "ξ" in self.word.needs and self.bodies and not self.still:
-            check_thermostat(self.group, self.scalars, self.state, resting, self.readable, self.ranks)
+            self.follow()
+
+    def follow(self) -> None:
+        """Raise unless the letters can follow the thermostat with this step size."""
+        check_thermostat(self.group, self.scalars, self.state, self.resting, self.readable, self.ranks)
 
     def make_state(self) -> None:
         """Make momenta and points of all that is trained now, not at the first step."""
@@ -300,13 +306,17 @@ class Row:
         else:
             writes = [one for body in self.bodies for one in body.writes()]
         if "ξ" in self.word.needs and self.bodies:
-            ξ, before = self.scalars["ξ"], self.group["thermostat"]
-            if self.resting and ξ.dim():
-                rest = host.indices(self.resting, ξ.device)
-                writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
-            ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
-            writes.append(write(self.group.__setitem__, "thermostat", ξ))
+            writes += self.thermostat_after()
         return writes
+
+    def thermostat_after(self) -> list[Write]:
+        """What the commit must do with ξ, which the bodies have changed by then."""
+        ξ, before, writes = self.scalars["ξ"], self.group["thermostat"], list[Write]()
+        if self.resting and ξ.dim():
+            rest = host.indices(self.resting, ξ.device)
+            writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
+        ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
+        return [*writes, write(self.group.__setitem__, "thermostat", ξ)]
 
     # what a step may change, for those who must put it back
 

@@ -14,6 +14,7 @@ from tether.measure.jacobian import JacobianSpectrum, jacobian_spectrum
 from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
 from tether.measure.line import LinearPath, layer_paths, linear_path
 from tether.measure.lipschitz import Lipschitz, lipschitz
+from tether.measure.llc import LearningCoefficient, llc
 from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
 from tether.measure.morph import Morph, morph
@@ -39,6 +40,7 @@ __all__ = [
     "HardMargin",
     "Homogeneity",
     "JacobianSpectrum",
+    "LearningCoefficient",
     "LinearPath",
     "Lipschitz",
     "Margin",
@@ -73,6 +75,7 @@ __all__ = [
     "layer_paths",
     "linear_path",
     "lipschitz",
+    "llc",
     "margin",
     "minimum_norm",
     "morph",

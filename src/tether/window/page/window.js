@@ -230,6 +230,7 @@ class Window {
     else if (header.type === "word") this.reading(header);
     else if (header.type === "running") this.showRunning(header.on);
     else if (header.type === "code") this.showCode(header.code);
+    else if (header.type === "gone") { this.lost(header.message); this.connection.again?.(); }
     else if (header.type === "frame") {
       const at = header.first ? {} : this.frame.at; // a frame brings what has changed
       for (const [name, kind, shape, offset] of header.arrays) {
@@ -827,6 +828,7 @@ function byWidget(model) {
       model.send({ type: "hello" });
     },
     send(message) { model.send(message); },
+    again() { setTimeout(() => model.send({ type: "hello" }), 1500); },
     close() { model.off("msg:custom", heard); model.send({ type: "bye" }); },
   };
 }
