@@ -75,7 +75,7 @@ def as_one(opt: Optimizer) -> Sequence[Row]:
         opt.gathering = Gathering()
     if not opt.gathering.holds(fields):
         opt.gathering.gather(opt.rows, fields)
-    if any([leader.apart for leader, _ in opt.gathering.led]):
+    if any(leader.apart for leader, _ in opt.gathering.led):
         opt.gathering.give_way()
     for leader, first in opt.gathering.led:
         for name in FOLLOWED:
