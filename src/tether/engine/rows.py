@@ -36,7 +36,8 @@ read_in = itemgetter(*CHOICES, *NUMERIC, "normalised", "seed", "where")
 class Row:
     """A part: its param group, what it is made of, and the bodies that move."""
 
-    apart = False  # is it to give way to the rows whose parameters it holds?
+    members: Sequence[Row] = ()  # the rows whose parameters it holds,
+    apart = False  # and is it to give way to them?
 
     def __init__(
         self,
