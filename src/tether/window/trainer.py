@@ -241,7 +241,7 @@ class Trainer:
             if not self.left:
                 self.running = False
                 self._send({"type": "running", "on": False})
-    
+
     def _alive(self) -> bool:
         return not all(runner.over for runner in self.runners)
 
