@@ -2,9 +2,9 @@
 
     make bench-explore               # benchmarks/results/explore.json; two minutes; needs chromium and playwright
 
-Four dynamics of 2-20-1 with 10 replicas and a field of 100 × 100, as fast as it goes. Three kinds of stretches take turns:
-the window trains and its page draws; it trains and nobody acknowledges a frame, so that none is made; it rests, and
-this program makes the same steps without a window. First with a client that draws nothing, then with chromium,
+Four dynamics of 2-20-1 with 10 replicas and a field of 100 × 100, as fast as it goes. Three kinds of stretches take
+turns: the window trains and its page draws; it trains and nobody acknowledges a frame, so that none is made; it rests,
+and this program makes the same steps without a window. First with a client that draws nothing, then with chromium,
 1280 × 900. Times of steps are by the clock of the process that trains. `speed` is that without a page divided by the
 time of a step. The start is the time from the command to the first frame.
 """

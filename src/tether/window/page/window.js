@@ -827,7 +827,11 @@ function bySocket() {
     };
     socket.onclose = () => { if (open) lost("The Python process has ended. Start `tether explore` again on this port; the page goes on by itself."); open = false; setTimeout(connect, 1500); };
   };
-  return { listen(take, gone) { listen = take; lost = gone; connect(); }, send(message) { if (socket?.readyState === 1) socket.send(JSON.stringify(message)); } };
+  return {
+    listen(take, gone) { listen = take; lost = gone; connect(); },
+    send(message) { if (socket?.readyState === 1) socket.send(JSON.stringify(message)); },
+    again() { open = false; }, // the server closes the socket, and the page has said why
+  };
 }
 
 function byWidget(model) {
