@@ -111,8 +111,8 @@ class Kept:
 
     def move(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's step again, from where it began, on Σ."""
-        torch._foreach_copy_(self.steps, self.starts)
-        torch._foreach_sub_(self.steps, self.params)
+        for step, start, param in zip(self.steps, self.starts, self.params, strict=True):
+            torch.sub(start, param, out=step)
         torch._foreach_copy_(self.params, self.starts)
         steps = dict(zip(self.params, self.steps, strict=True))
         for body in self.bodies_of(optimizer.state):

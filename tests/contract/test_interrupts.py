@@ -41,6 +41,12 @@ OTHERS = {
     "sphere without slack": on(Sphere(1.0, slack=False)),
     "orthogonal": on(Orthogonal(), "MS"),
     "spectral ball": on(SpectralBall(0.5), "BAOAB"),
+    "Spectral on orthogonal weights": lambda model: Optimizer(
+        model,
+        [Part("*.weight", on=Orthogonal(), metric=tether.Spectral()), Part("*")],
+        lr=0.05,
+        word="MV",
+    ),
     "level": on(Level(lambda w: w.square().sum() - 1)),
 }
 
@@ -50,7 +56,7 @@ def everything(model, opt):
     values |= {f"wants {name}": torch.tensor(x.requires_grad) for name, x in model.named_parameters()}
     for name, param in model.named_parameters():
         for key, x in opt.state.get(param, {}).items():
-            if not (key in ("momentum", "rms") and not x.any()):  # made at rest: no change
+            if not (key in ("momentum", "rms", "dual") and not x.any()):  # made at rest: no change
                 values[f"{key} {name}"] = x.clone()
     for i, group in enumerate(opt.param_groups):
         keys = [key for key in ("step", "previous_lr", "thermostat", "tested", "pace") if key in group]

@@ -47,27 +47,23 @@ class Gathering:
             some = i // native.THERMOSTATS if "ξ" in row.word.needs else 0
             alike.setdefault((*common, some), []).append(row)
         kinds = [(key[0], members) for key, members in alike.items()]
-        self.fields = fields
-        if kinds == self.kinds:
-            return
-        self.kinds, self.rows, self.led = kinds, [], []
-        for _, members in kinds:
-            leader = members[0] if len(members) == 1 else led(members)
-            self.rows.append(leader)
-            if len(members) > 1:
-                self.led.append((leader, members[0]))
-            for row in members:
-                row.leader = leader if len(members) > 1 else None
+        if kinds != self.kinds:
+            self.rows = [members[0] if len(members) == 1 else led(members) for _, members in kinds]
+            pairs = list(zip(self.rows, [members for _, members in kinds], strict=True))
+            self.led = [(leader, members[0]) for leader, members in pairs if len(members) > 1]
+            for leader, members in pairs:
+                for row in members:
+                    row.leader = leader if len(members) > 1 else None
+            self.kinds = kinds
+        self.fields = fields  # last: after an interrupt before this line all is done again
 
     def give_way(self) -> None:
         """Let the members of a leader that cannot move them go alone from now on."""
-        for leader, first in [pair for pair in self.led if pair[0].apart]:
-            members = next(members for _, members in self.kinds if members[0] is first)
-            at = self.rows.index(leader)
-            self.rows[at : at + 1] = members
-            self.led.remove((leader, first))
-            for row in members:
+        for leader in [leader for leader, _ in self.led if leader.apart]:
+            for row in leader.members:
                 row.leader = None
+        self.rows = [one for row in self.rows for one in (row.members if row.apart else [row])]
+        self.led = [pair for pair in self.led if not pair[0].apart]
 
 
 def as_one(opt: Optimizer) -> Sequence[Row]:
@@ -79,7 +75,7 @@ def as_one(opt: Optimizer) -> Sequence[Row]:
         opt.gathering = Gathering()
     if not opt.gathering.holds(fields):
         opt.gathering.gather(opt.rows, fields)
-    if any([leader.apart for leader, _ in opt.gathering.led]):
+    if any(leader.apart for leader, _ in opt.gathering.led):
         opt.gathering.give_way()
     for leader, first in opt.gathering.led:
         for name in FOLLOWED:
@@ -99,7 +95,14 @@ def settings(row: Row) -> tuple[Hashable, ...]:
         return (id(row),)
     public = [value for name, value in vars(surface).items() if not name.startswith("_")]
     known = all(isinstance(value, int | float | str | None) for value in public)  # others may differ under one name
-    kind = group["word"], group["normalised"], group["seed"], type(surface), repr(surface) if known else id(surface), id(row.state)
+    kind = (
+        group["word"],
+        group["normalised"],
+        group["seed"],
+        type(surface),
+        repr(surface) if known else id(surface),
+        id(row.state),
+    )
     return (kind, *(group[name] for name in NUMERIC), group["previous_lr"])
 
 

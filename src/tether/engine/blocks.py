@@ -71,6 +71,7 @@ class Block:
     fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
     astray: torch.Tensor | None = None  # free tensors can always go back
     step = 0  # how many there have been
+    surface: Any = None  # along which a metric leads
 
     def __init__(
         self,

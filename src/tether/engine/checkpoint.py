@@ -61,7 +61,7 @@ def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lan
             momentum = state_dict["state"].get(j, {}).get("momentum")
             surface, dims = rows[i].surface, int(lanes.batched)
             expected = tuple(param.shape)
-            if isinstance(surface, Surface):
+            if rows[i].bound and isinstance(surface, Surface):
                 whole = (sum(x.numel() for x in group["params"]) // lanes.rows,)
                 own = surface.coordinates(whole if surface.together else param.shape[dims:])
                 expected = (*param.shape[:dims], *own)

@@ -45,8 +45,9 @@ class Joint(Row):
             for row in self.members:
                 row.read()
                 row.scalars = dict(row.values)
-            self.held = [row.thermostat() for row in self.members]
-            self.ξ = torch.stack(self.held).flatten()
+            held = [row.thermostat() for row in self.members]
+            self.ξ = torch.stack(held).flatten()
+            self.held = held  # last: after an interrupt before this line all are read again
         self.values["ξ"] = self.ξ
 
     def follow(self) -> None:
@@ -60,8 +61,8 @@ class Joint(Row):
             for i in body.active:
                 found[body.part[i]] += body.counts[i] // body.rows
         if found != self.counts:
-            self.counts = found
             self.N = torch.tensor(found, dtype=torch.float64, device="cpu").repeat_interleave(self.lanes.rows)
+            self.counts = found
         self.scalars["N"] = self.N  # the same tensor as long as these are the same numbers, and so is ε/N
         if self.group["normalised"]:
             if not self.shared or self.shared[0] != self.values["ε"] or self.shared[1] is not self.N:

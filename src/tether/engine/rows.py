@@ -36,7 +36,8 @@ read_in = itemgetter(*CHOICES, *NUMERIC, "normalised", "seed", "where")
 class Row:
     """A part: its param group, what it is made of, and the bodies that move."""
 
-    apart = False  # is it to give way to the rows whose parameters it holds?
+    members: Sequence[Row] = ()  # the rows whose parameters it holds,
+    apart = False  # and is it to give way to them?
 
     def __init__(
         self,
@@ -98,6 +99,8 @@ class Row:
         if self.choices() != self.chosen:
             self.change()
             fields = read_in(self.group)
+        if self.metric is not None:  # a temperature may be one that it refuses
+            self.metric.check(f"part {self.group['where']!r}", {**self.group, "on": self.surface})
         replicas = self.lanes.rows if self.lanes.batched else 0
         self.values = symbols(self.group, self.numbers, replicas)
         self.entries = entries_in(self.group, replicas)
@@ -127,8 +130,6 @@ class Row:
         rhythm = rhythm_of(where, row)
         word = check_word(where, row)
         rhythm.check(where, row)
-        if self.metric is not None:
-            self.metric.check(where, row)
         if rhythm != self.rhythm:
             commit(self.rhythm.rise(self))
             self.rhythm = rhythm
@@ -196,7 +197,7 @@ class Row:
         for param, name in chosen:
             check_shape(name, param)
         made: list[Any]
-        if self.ranks is None and isinstance(self.surface, Surface):
+        if self.ranks is None and self.bound and isinstance(self.surface, Surface):
             found = stacks([param for param, _ in chosen], [name for _, name in chosen], self.surface)
             made = [Moving(mine, own, self.state, momenta, self.lanes, self.surface) for mine, own in found]
         else:
@@ -218,7 +219,15 @@ class Row:
             mine.append(param)
             own.append(name)
         rest = self.state, momenta, self.lanes
-        return [Block(mine, own, *rest, keeps=self.keeps) for mine, own in alike.values()]
+        found = [Block(mine, own, *rest, keeps=self.keeps) for mine, own in alike.values()]
+        for block in found:
+            block.surface = self.surface
+        return found
+
+    @property
+    def bound(self) -> bool:
+        """Does the surface move the bodies? Not where a metric leads along it."""
+        return isinstance(self.surface, Surface) and not (self.metric is not None and self.metric.guides)
 
     @property
     def keeps(self) -> Sequence[str]:
@@ -264,7 +273,7 @@ class Row:
         values = (before, now, draw, *[scalars[s] for s in FIELDS])
         known = self.known.get(id(beats))  # of the beats themselves, which their word keeps
         if known is None or known[0] is not beats or not same(known[1], values):
-            how = isinstance(self.surface, Surface), self.reference
+            how = self.bound, self.reference
             known = self.known[id(beats)] = (beats, values, compose(beats, (before, now), scalars, draw, *how))
         return known[2]
 

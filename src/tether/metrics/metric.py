@@ -28,6 +28,7 @@ class Metric(ABC):
     """
 
     leaves: bool = False
+    guides: bool = False  # does it lead along ``block.surface`` itself? Then bodies are free tensors
     entrywise: bool = False  # is each entry measured by itself? Then no network is needed, and shards will do
     keeps: Sequence[str] = ()  # what it remembers of each entry: in ``block.notes`` and ``opt.state``
 

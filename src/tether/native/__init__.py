@@ -282,6 +282,17 @@ def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *count
     )
 
 
+def one_behind_another(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, count: int) -> array[int]:
+    """Where things of so many numbers lie, of which each tensor holds one or more."""
+    if not tensors:
+        return array("q")
+    sizes = [max(1, x.numel() // count) * count for x in tensors]
+    found, width = array("q"), dtype.itemsize
+    for at, size in zip(where(what, tensors, dtype, *sizes), sizes, strict=True):
+        found.extend(range(at, at + size * width, count * width))
+    return found
+
+
 def integers(values: Iterable[int]) -> array[int]:
     """64-bit integers the kernel can read."""
     return array("q", values)
@@ -480,20 +491,24 @@ def stiefel(
     ops: bytes,
     each: int = 0,
 ) -> list[int]:
-    """Take matrices with orthonormal columns through the ops, into `out` and `moved`; returns those too hard for it."""
+    """Take matrices with orthonormal columns through the ops, into `out` and `moved`; returns those too hard for it.
+
+    A tensor of `θ`, `p` and `g` may hold several matrices, one behind the other.
+    """
     r, s, tall, *limits = kind
-    dtype, count = out.dtype, len(θ)
+    dtype = out.dtype
     if not tall:  # points and momenta are held as tall matrices, over the memory of wide ones
         p, moved = [x.mT for x in p], None if moved is None else moved.mT
-    if any(x and len(x) != count for x in (p, g)):
-        raise KernelError(f"{len(p)} momenta and {len(g)} gradients for {count} matrices: there must be one for each")
+    lists = [one_behind_another("a matrix", x, dtype, r * s) for x in (θ, p, g)]
+    count, *others = map(len, lists)
+    if any(other not in (0, count) for other in others):
+        raise KernelError("{} momenta and {} gradients".format(*others) + f" for {count} matrices: one for each")
     small = r * s * s < 1 << 24
     # small products belong into a parallel region even where there is one matrix: BLAS then leaves the threads alone
     threads, inner = (torch.get_num_threads(), 1) if small else (1, torch.get_num_threads())
     room = 5 * r * s + s * s
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
     ok = integers([0] * count)
-    lists = [where("a matrix", x, dtype, r * s) if x else None for x in (θ, p, g)]
     drawn = where("the noise of matrices", noise, dtype, count * r * s)
     results = where("matrices", [out] if moved is None else [out, moved], dtype, count * r * s)
     at = [x.buffer_info()[0] if x else None for x in (*lists, drawn)]

@@ -21,7 +21,7 @@ from tether.window.setting import Setting, SettingError, as_values, read_setting
 __all__ = ["Shots", "Trainer"]
 
 NOTES = 400.0  # places of a trail in a second, at most
-PAUSE = 1 / 36  # seconds between two snapshots, at least
+PAUSE = 1 / 36  # seconds between two snapshots, at least: less than the painter's, so that it never waits for one
 FULL, SHARE = 0.4, 8.0  # a full frame comes after so many seconds, and after so many times what the last one took
 SHOWS = ("weights", "heat", "trail", "network")  # the instruments
 Send = Callable[["dict[str, Any] | Shots"], None]
@@ -241,7 +241,7 @@ class Trainer:
             if not self.left:
                 self.running = False
                 self._send({"type": "running", "on": False})
-    
+
     def _alive(self) -> bool:
         return not all(runner.over for runner in self.runners)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +28,8 @@ class Worker:
         command = [sys.executable, "-c", f"{START}; from {__name__} import work; work()"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, pipesize=ROOM)
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        _widen(self._process.stdout)
         self._one = threading.Lock()
 
     def send(self, command: Any) -> None:
@@ -84,6 +84,15 @@ class Workers:
             for worker in (*self._free, *self._busy):
                 worker.kill()
             self._free.clear()
+
+
+def _widen(pipe: IO[bytes] | None) -> None:
+    """Give a pipe more room where the system allows it."""
+    assert pipe is not None
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, ROOM)
 
 
 def _write(to: IO[bytes], message: Any) -> None:
