@@ -1,11 +1,12 @@
 """Frames a second of `tether explore`, what they cost the training, and how long it takes to start.
 
-    make bench-explore               # benchmarks/results/explore.json; a minute; needs chromium and playwright
+    make bench-explore               # benchmarks/results/explore.json; two minutes; needs chromium and playwright
 
-Four dynamics of 2-20-1 with 10 replicas and a field of 100 × 100. Stretches in which frames are made and silent ones
-(nobody acknowledges a frame, so none is made) alternate; the ratio of the times of their steps is what the frames cost.
-First with a client that draws nothing, then with chromium, 1280 × 900. All times are by the clock of the process that
-trains. The start is the time from the command to the first frame.
+Four dynamics of 2-20-1 with 10 replicas and a field of 100 × 100, as fast as it goes. Three kinds of stretches take
+turns: the window trains and its page draws; it trains and nobody acknowledges a frame, so that none is made; it rests,
+and this program makes the same steps without a window. First with a client that draws nothing, then with chromium,
+1280 × 900. Times of steps are by the clock of the process that trains. `speed` is that without a page divided by the
+time of a step. The start is the time from the command to the first frame.
 """
 
 import json
@@ -18,13 +19,17 @@ import sys
 import time
 import urllib.parse
 
+import torch
 from playwright.sync_api import sync_playwright
 from websockets.sync.client import connect
 
+from tether.window.problems import problem_of
+from tether.window.runner import Runner
+from tether.window.setting import read_setting
 from timing import Run, arguments
 
 SECONDS = 2.0  # of a stretch
-DRAWN, SILENT_LABEL = "with frames", "without frames"
+ALONE, QUIET, DRAWN = "without a page", "a page without frames", "a page with frames"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 SETTING = {
     "problem": {"kind": "spiral", "points": 500, "turns": 2.0, "noise": 0.02},
@@ -58,8 +63,12 @@ class Null:
     def __init__(self, socket):
         self.socket, self.frames = socket, 0
         socket.send(json.dumps({"type": "set", "setting": SETTING}))
+        socket.send(json.dumps({"type": "view", "replica": -1, "pair": [0, 1], "shows": "weights"}))  # as the page does
         self.next()
-        socket.send(json.dumps({"type": "run", "on": True}))
+        self.run(True)
+
+    def run(self, on):
+        self.socket.send(json.dumps({"type": "run", "on": on}))
 
     def next(self):
         while isinstance(got := self.socket.recv(timeout=60), str):
@@ -86,6 +95,9 @@ class Real:
     def __init__(self, page):
         self.page = page
 
+    def run(self, on):
+        self.page.evaluate(f"tether.connection.send({{ type: 'run', on: {str(on).lower()} }})")
+
     def stretch(self, seconds, drawing):
         if not drawing:
             self.page.evaluate(SILENT)
@@ -98,17 +110,41 @@ class Real:
         return first, self.page.evaluate(NOW)
 
 
-def stretches(client, rounds):
-    """Seconds of a step of all four dynamics with and without frames, and frames a second."""
+class Alone:
+    """The same steps in this process, without a window."""
+
+    def __init__(self):
+        setting = read_setting(SETTING)
+        problem = problem_of(setting)
+        self.runners = [Runner(setting, problem, row) for row in setting.dynamics]
+
+    def stretch(self, seconds):
+        """Seconds of a step of all dynamics."""
+        steps, began = 0, time.perf_counter()
+        while time.perf_counter() < began + seconds:
+            for runner in self.runners:
+                runner.advance()
+            steps += 1
+        return (time.perf_counter() - began) / steps
+
+
+def stretches(client, alone, rounds):
+    """Seconds of a step of all four dynamics in each kind of stretch, and frames a second."""
     client.stretch(2, True)
-    times, frames = {DRAWN: [], SILENT_LABEL: []}, []
+    times, frames = {ALONE: [], QUIET: [], DRAWN: []}, []
     for _ in range(rounds):
-        for label in times:
+        client.run(False)
+        time.sleep(0.2)  # what was under way has ended
+        times[ALONE].append(alone.stretch(SECONDS))
+        client.run(True)
+        for label in (QUIET, DRAWN):
             first, last = client.stretch(SECONDS, label == DRAWN)
             times[label].append((last[1] - first[1]) / (last[0] - first[0]))
             if label == DRAWN:
                 frames.append((last[2] - first[2]) / (last[1] - first[1]))
-    return times, {DRAWN: statistics.median(frames)}
+    more = {"frames_a_second": {DRAWN: statistics.median(frames)}}
+    more["speed"] = {k: statistics.median(a / b for a, b in zip(times[ALONE], times[k], strict=True)) for k in times}
+    return times, more
 
 
 def cpu(pid):
@@ -130,11 +166,12 @@ def chromiums():
             yield int(pid)
 
 
-def costs(client, seconds):
-    """Milliseconds of processor time a frame, of all processes of the browser."""
-    before = {pid: cpu(pid) for pid in chromiums()}
+def costs(client, seconds, pids):
+    """Milliseconds of processor time a frame, of each group of processes."""
+    before = {name: {pid: cpu(pid) for pid in group} for name, group in pids.items()}
     first, last = client.stretch(seconds, True)
-    return 1000 * sum(cpu(pid) - spent for pid, spent in before.items()) / (last[2] - first[2])
+    spent = {name: sum(cpu(pid) - was for pid, was in group.items()) for name, group in before.items()}
+    return {f"{name}_ms_a_frame": {DRAWN: 1000 * one / (last[2] - first[2])} for name, one in spent.items()}
 
 
 def main():
@@ -143,7 +180,8 @@ def main():
     if browser is None:
         sys.exit("chromium is not installed: nothing measured")
     run = Run("explore", "What the window costs", options)
-    table = run.table("a step of four dynamics", SILENT_LABEL, shows="ratio")
+    torch.set_num_threads(1)
+    table, alone = run.table("a step of four dynamics", ALONE, shows="ratio"), Alone()
     command = [sys.executable, "-m", "tether", "explore", "--no-browser"]
     began = time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -151,18 +189,19 @@ def main():
         address = re.search(r"http\S+/", server.stdout.readline())[0]
         with connect(address.replace("http", "ws") + "socket", compression=None, max_size=None) as socket:
             client = Null(socket)
-            start = time.perf_counter() - began
-            times, frames = stretches(client, options.rounds)
-            table.add("a client that draws nothing", times, frames_a_second=frames, start_in_s={DRAWN: start})
+            start = {"start_in_s": {DRAWN: time.perf_counter() - began}}
+            times, more = stretches(client, alone, options.rounds)
+            spent = costs(client, 2 * SECONDS, {"server": [server.pid]})
+            table.add("a client that draws nothing", times, **more, **spent, **start)
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(executable_path=browser, args=FLAGS)
             page = chromium.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
             page.goto(address + "#" + urllib.parse.quote(json.dumps(SETTING)))
             page.wait_for_function("tether.frame !== null")
             page.evaluate("tether.toggle()")
-            times, frames = stretches(Real(page), options.rounds)
-            spent = {DRAWN: costs(Real(page), 2 * SECONDS)}
-            table.add("chromium", times, frames_a_second=frames, browser_ms_a_frame=spent)
+            times, more = stretches(Real(page), alone, options.rounds)
+            spent = costs(Real(page), 2 * SECONDS, {"server": [server.pid], "browser": list(chromiums())})
+            table.add("chromium", times, **more, **spent)
             chromium.close()
     finally:
         server.terminate()

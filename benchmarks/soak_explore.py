@@ -2,8 +2,8 @@
 
     python benchmarks/soak_explore.py --minutes 30
 
-Four dynamics of 2-20-1 with 10 replicas. Every half minute: resident memory of the process that trains and of the one
-that paints, the JavaScript heap of the page after a collection of garbage, its nodes and its event listeners. At the
+Four dynamics of 2-20-1 with 10 replicas. Every half minute: resident memory of the process that paints and of the one
+that trains, the JavaScript heap of the page after a collection of garbage, its nodes and its event listeners. At the
 end their means over the first and the last third.
 """
 
@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright
 
 from explore import FLAGS, SETTING
 
-COLUMNS = ("minutes", "steps", "frames", "train MB", "paint MB", "heap MB", "nodes", "listeners")
+COLUMNS = ("minutes", "steps", "frames", "paint MB", "train MB", "heap MB", "nodes", "listeners")
 
 
 def resident(pid):
@@ -39,11 +39,11 @@ def look(page, session, server, began):
     """One row of the table."""
     session.send("HeapProfiler.collectGarbage")
     metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-    painter = max((resident(one) for one in children(server)), default=0.0)
+    trainer = max((resident(one) for one in children(server)), default=0.0)
     step, frames = page.evaluate("[tether.frame.step, tether.frames]")
     heap = metrics["JSHeapUsedSize"] / 1e6
     minutes = (time.monotonic() - began) / 60
-    return minutes, step, frames, resident(server), painter, heap, metrics["Nodes"], metrics["JSEventListeners"]
+    return minutes, step, frames, resident(server), trainer, heap, metrics["Nodes"], metrics["JSEventListeners"]
 
 
 def main():

@@ -42,6 +42,12 @@ def serving(*options):
         process.stderr.close()
 
 
+def children(pid):
+    """The processes that a process has started."""
+    done = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(one) for one in done.stdout.split()]
+
+
 @contextmanager
 def browsing():
     """Debian's chromium, driven by Playwright. Without one of them the test is skipped."""

@@ -1,11 +1,13 @@
 """The page in a real browser: every control does what it says."""
 
 import json
+import os
+import signal
 import time
 import urllib.parse
 
 import pytest
-from browsing import browsing, serving
+from browsing import browsing, children, serving
 
 pytest.importorskip("uvicorn", reason="pip install 'tether[explore]'")
 
@@ -227,3 +229,23 @@ def test_when_the_process_is_killed_the_page_says_so_and_goes_on_with_the_next(b
         with serving("--port", port):
             page.wait_for_function("window.tether.gone.hidden && window.tether.frame !== null", timeout=60_000)
         page.close()
+
+
+def test_when_the_process_that_trains_is_killed_the_page_says_so_and_another_begins_anew(browser):
+    with serving() as (address, process):
+        page, other = browser.new_page(bypass_csp=True), browser.new_page(bypass_csp=True)
+        page.goto(address)
+        page.wait_for_function("window.tether.frame !== null", timeout=60_000)
+        (first,) = children(process.pid)
+        other.goto(address)
+        other.wait_for_function("window.tether.frame !== null", timeout=60_000)
+        for one in (page, other):
+            one.get_by_role("button", name="Start").click()
+            one.wait_for_function("window.tether.frame.step > 3", timeout=60_000)
+        os.kill(first, signal.SIGKILL)
+        page.get_by_text("The process that trains has ended").wait_for(timeout=30_000)
+        page.wait_for_function("window.tether.gone.hidden && window.tether.frame.step === 0", timeout=60_000)
+        now = step(other)
+        other.wait_for_function(f"window.tether.frame.step > {now + 5}", timeout=60_000)  # nothing has happened to it
+        page.close()
+        other.close()

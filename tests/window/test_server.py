@@ -1,6 +1,7 @@
 """The server: for this machine alone, and one session for each page."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from browsing import serving
+from browsing import children, serving
 
 pytest.importorskip("uvicorn", reason="pip install 'tether[explore]'")
 connect = pytest.importorskip("websockets.sync.client", reason="pip install 'tether[explore]'").connect
@@ -106,11 +107,14 @@ def test_a_port_in_use_and_a_wrong_one_are_refused_at_once(server):
         assert port in done.stderr
 
 
-def test_ctrl_c_ends_it():
+def test_ctrl_c_ends_it_and_the_process_that_trains():
     with serving() as (address, process), connect(address.replace("http", "ws") + "socket") as page:
         until(page, "facts")
         page.send(json.dumps({"type": "set", "setting": {"replicas": 1, "hidden": [3]}}))
         page.send(json.dumps({"type": "run"}))
         until(page, "frame")
+        (trainer,) = children(process.pid)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) in (0, 130, -2)
+        with pytest.raises(ProcessLookupError):
+            os.kill(trainer, 0)

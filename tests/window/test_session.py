@@ -1,186 +1,175 @@
-"""Sessions: what a page sends and gets, without a browser."""
+"""Sessions: a page, the process that trains for it, and what happens when one of them ends."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
+import numpy as np
 import pytest
-import torch
 
-import tether
+from tether.window.packing import arrays_of
+from tether.window.painter import Painter
+from tether.window.problems import problem_of
+from tether.window.runner import Runner
 from tether.window.session import Session
+from tether.window.setting import read_setting
+from tether.window.worker import Workers
 
-SETTING = {"replicas": 2, "hidden": [4], "dynamics": [{"method": "langevin"}, {"method": "adlala"}, {"method": "adam"}]}
+SETTING = {"replicas": 3, "hidden": [5], "dynamics": [{"method": "adlala"}, {"method": "adam"}]}
 
 
 class Page:
     """Takes what a session sends, and draws at once."""
 
-    def __init__(self):
+    def __init__(self, workers):
         self.got, self.new = [], threading.Condition()
-        self.session = Session(self.take)
+        self.session = Session(self.take, workers)
 
     def take(self, header, body):
         with self.new:
-            self.got.append(header)
+            self.got.append((header, body))
             self.new.notify_all()
         if header["type"] == "frame":
             self.session.receive({"type": "ack"})
 
     def wait(self, kind, since=0, **want):
         def found():
-            return [h for h in self.got[since:] if h["type"] == kind and all(h[k] == v for k, v in want.items())]
+            return [m for m in self.got[since:] if m[0]["type"] == kind and all(m[0][k] == v for k, v in want.items())]
 
         with self.new:
-            assert self.new.wait_for(found, timeout=60), f"no {kind} {want}: {[h['type'] for h in self.got[since:]]}"
+            assert self.new.wait_for(found, timeout=60), f"no {kind}: {[m[0]['type'] for m in self.got[since:]]}"
             return found()[-1]
 
-    def do(self, answer, **command):
-        since = len(self.got)
-        self.session.receive(command)
-        return self.wait(answer, since)
+    def begin(self, setting=SETTING):
+        self.session.receive({"type": "set", "setting": setting})
+        self.wait("frame")
+
+    @property
+    def process(self):
+        return self.session._worker._process
 
 
 @pytest.fixture
-def page():
-    page = Page()
-    yield page
+def workers():
+    workers = Workers()
+    yield workers
+    workers.close()
+
+
+def test_a_frame_of_the_process_is_what_this_process_paints(workers):
+    page = Page(workers)
+    page.begin()
+    page.session.receive({"type": "view", "replica": -1, "pair": [0, 1], "shows": "weights"})
+    page.session.receive({"type": "run", "steps": 7})
+    header, body = page.wait("frame", step=7)
     page.session.close()
-    assert not any(thread.is_alive() for thread in page.session._threads)
+    setting = read_setting(SETTING)
+    problem = problem_of(setting)
+    runners = [Runner(setting, problem, row) for row in setting.dynamics]
+    for _ in range(7):
+        for runner in runners:
+            runner.advance()
+    shots = [runner.snapshot() for runner in runners]
+    here = Painter(setting, problem).frame(shots, {"replica": -1, "pair": (0, 1), "shows": "weights"}, True)
+    one, other = arrays_of(header, body), arrays_of(*here)
+    for name in ("fields", "histograms", "most", "weights0", "weights1"):
+        assert np.array_equal(one[name], other[name]), name
+    assert [row["scores"] for row in header["rows"]] == [row["scores"] for row in here[0]["rows"]]
+    assert one["histograms"].sum(-1).tolist() == [[30, 15, 15, 3]] * 2
 
 
-def numbers(code):
-    """The networks that a program leaves behind: it is run as it stands."""
-    seen = []
-    exec(code.replace("print(", "seen.append("), {"seen": seen})
-    return seen
+def test_a_process_that_is_free_serves_the_next_page_and_it_begins_anew(workers):
+    first = Page(workers)
+    first.begin()
+    first.session.receive({"type": "run"})
+    process = first.process
+    first.session.close()
+    second = Page(workers)
+    assert second.process is process
+    second.begin()
+    header, _ = second.wait("frame")
+    assert header["step"] == 0
+    assert header["first"]
+    third = Page(workers)  # two pages at a time: two processes
+    assert third.process is not process
+    third.begin()
+    for page in (second, third):
+        page.session.close()
+    assert process.poll() is None or third.process.poll() is None  # one is kept
+    assert process.poll() is not None or third.process.poll() is not None  # and only one
 
 
-def test_the_code_makes_the_same_bits_after_changes_of_numbers_words_and_surfaces(page):
-    page.do("setting", type="set", setting=SETTING)
-    page.do("running", type="run", on=False, steps=30)
-    page.wait("running", on=False)
-    second = {
-        **SETTING,
-        "dynamics": [{"method": "langevin", "fields": {"temperature": 0.01}}, *SETTING["dynamics"][1:]],
-    }
-    page.do("setting", type="set", setting=second)
-    page.do("running", type="run", steps=17)
-    page.wait("running", len(page.got) - 1, on=False)
-    parts = [{"where": "*.weight", "word": "BAOAB", "on": {"kind": "Circle", "radius": 1.5}, "temperature": 1e-3}, {}]
-    sleepy = [{"where": "0.weight", "word": "X", "rhythm": {"kind": "Sleep", "share": 0.5, "nap": 4}}, {}]
-    third = {**SETTING, "dynamics": [{"parts": parts}, {"parts": sleepy}, {"method": "adam", "fields": {"lr": 0.01}}]}
-    page.do("setting", type="set", setting=third)
-    since = len(page.got)
-    page.session.receive({"type": "run", "steps": 21})
-    page.wait("running", since, on=False)
-    code = page.do("code", type="code")["code"]
-    for runner, sums in zip(page.session.runners, numbers(code), strict=True):
-        assert runner.step == 68
-        with runner.run.shown():
-            assert sums == [float(p.detach().double().sum()) for p in runner.nets.parameters()]
-
-
-def test_a_wrong_word_shows_its_caret_and_stops_nothing(page):
-    page.do("setting", type="set", setting=SETTING)
-    page.do("running", type="run")
-    bad = {**SETTING, "dynamics": [{"method": "sgd"}, {"parts": [{"word": "BAZ"}]}]}
-    error = page.do("error", type="set", setting=bad)
-    assert (error["at"], error["caret"]) == (["dynamics", 1, "parts", 0, "word"], 2)
-    before = page.session.runners[0].step
-    for _ in range(200):  # a frame may have been made before
-        page.wait("frame", len(page.got))
-        if page.session.runners[0].step > before:
-            break
-    assert page.session.running
-    assert len(page.session.runners) == 3
-    assert page.session.runners[0].step > before
-    assert page.do("word", type="word", word="BAZ")["caret"] == 2
-
-
-@pytest.mark.parametrize(
-    "command", [None, 3, [], {}, {"type": "close"}, {"type": "_obey"}, {"type": "set"}, {"type": "set", "setting": 3}]
-)
-def test_nonsense_is_answered_by_an_error_and_changes_nothing(page, command):
-    page.do("setting", type="set", setting=SETTING)
-    since = len(page.got)
-    page.session.receive(command)
-    page.wait("error", since)
-    assert page.do("setting", type="set", setting=SETTING)
-
-
-def test_pause_step_speed_and_a_late_dynamics(page):
-    page.do("setting", type="set", setting=SETTING)
-    page.do("running", type="run", on=False, steps=5)
-    page.wait("frame", step=5)
-    page.session.receive({"type": "speed", "speed": 50})
-    page.do("running", type="run")
-    began, first = time.monotonic(), page.session.runners[0].step
-    time.sleep(0.5)
-    made = page.session.runners[0].step - first
-    assert 1 <= made <= 55 * (time.monotonic() - began) + 6
-    page.do("running", type="run", on=False)
-    more = {**SETTING, "dynamics": [*SETTING["dynamics"], {"method": "sgd"}]}
-    page.do("setting", type="set", setting=more)
-    assert page.session.runners[3].step == 0
-    page.session.receive({"type": "speed", "speed": 0})
-    page.do("running", type="run")
-    deadline = time.monotonic() + 60
-    while page.session.runners[3].step < page.session.runners[0].step and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert page.session.runners[3].step > 5  # it has caught up
-
-
-def test_the_same_seed_is_the_same_run_and_another_is_not(page):
-    ends = []
-    for seed in (0, 0, 1):
-        page.do("setting", type="set", setting={**SETTING, "seed": seed}, fresh=True)
-        since = len(page.got)
-        page.session.receive({"type": "run", "steps": 20})
-        page.wait("running", since, on=False)
-        ends.append([p.detach().clone() for p in page.session.runners[1].nets.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(ends[0], ends[1], strict=True))
-    assert not torch.equal(ends[0][0], ends[2][0])
-
-
-@pytest.mark.filterwarnings("ignore:replica")
-def test_a_run_that_diverges_rests_and_says_so(page):
-    wild = {**SETTING, "dynamics": [{"parts": [{"word": "X", "lr": 1e30}]}]}
-    page.do("setting", type="set", setting=wild)
+def test_a_process_that_is_killed_is_told_and_the_next_page_gets_another(workers):
+    page, other = Page(workers), Page(workers)
+    page.begin()
+    other.begin()
     page.session.receive({"type": "run"})
-    page.wait("running", on=False)
-    for _ in range(5):  # a frame may have been on its way
-        frame = page.do("frame", type="view", replica=-1, pair=[0, 1])
-    assert frame["rows"][0]["stopped"] == 2
-    assert "diverged at step" in frame["rows"][0]["word"]
+    page.process.kill()
+    header, _ = page.wait("gone")
+    assert "process that trains has ended" in header["message"]
+    page.session.receive({"type": "run"})  # nobody is there: no error, no waiting
+    page.session.close()
+    other.session.receive({"type": "run", "steps": 3})
+    other.wait("frame", step=3)
+    again = Page(workers)
+    again.begin()
+    for one in (other, again):
+        one.session.close()
 
 
-def test_frames_are_sent_when_the_last_was_drawn_and_not_before():
-    got = []
-    session = Session(lambda header, body: got.append(header["type"]))  # never acknowledges
-    try:
-        session.receive({"type": "set", "setting": SETTING})
-        session.receive({"type": "run"})
-        deadline = time.monotonic() + 60
-        while "frame" not in got and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.5)
-        assert got.count("frame") == 1
-        assert session.runners[0].step > 1
-    finally:
-        session.close()
+def test_a_process_that_does_not_answer_is_ended_with_its_session(workers, monkeypatch):
+    monkeypatch.setattr("tether.window.session.PATIENCE", 0.2)
+    page = Page(workers)
+    page.begin()
+    process = page.process
+    os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    page.session.close()
+    assert time.monotonic() - began < 30
+    assert process.poll() is not None
 
 
-def test_train_goes_on_where_an_earlier_call_ended():
-    x, y = tether.data.spiral(50)
+def test_closing_everything_ends_a_session_that_waits(workers):
+    page = Page(workers)
+    page.begin()
+    page.session.receive({"type": "run"})
+    workers.close()
+    page.wait("gone")
+    page.session.close()
+    assert page.process.poll() is not None
 
-    def run(*calls):
-        nets = tether.Replicas(lambda: torch.nn.Linear(2, 2), 3)
-        opt = tether.methods.langevin(nets, lr=0.1)
-        for options in calls:
-            tether.train(nets, opt, (x, y), batch=8, **options)
-        return nets.state_dict()
 
-    once, twice = run({"steps": 30}), run({"steps": 11}, {"steps": 30, "first": 11})
-    assert all(torch.equal(once[name], twice[name]) for name in once)
-    with pytest.raises(ValueError, match="first=31"):
-        run({"steps": 30, "first": 31})
+def test_nothing_that_a_page_sends_ends_its_session(workers):
+    page = Page(workers)
+    page.begin()
+    for nonsense in (None, [], "free", 3, {}, {"type": None}, {"type": "close"}):
+        since = len(page.got)
+        page.session.receive(nonsense)
+        page.wait("error", since)
+    page.session.receive({"type": "run", "steps": 2})
+    page.wait("frame", step=2)
+    page.session.close()
+
+
+def test_the_process_ends_with_the_one_that_started_it():
+    code = (
+        "from tether.window.worker import Workers; w = Workers(); print(w._free[0]._process.pid, flush=True); input()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    for pipe in (parent.stdin, parent.stdout):
+        pipe.close()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the process that trains outlived the one that started it")

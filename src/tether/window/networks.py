@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from tether.window.problems import Problem
 
-__all__ = ["IN_PLACE", "answers", "losses", "on_grid", "reshaped", "scores"]
+__all__ = ["IN_PLACE", "Grid", "answers", "losses", "reshaped", "scores"]
 
-CACHE = 400_000  # numbers of a layer that are computed at a time, so that they stay in the processor's cache
+CACHE = 200_000  # numbers of a layer that are computed at a time, so that they stay in the processor's cache
 JUDGED = 500  # points of each set that the scores are taken from
 SCORES = ("train loss", "test loss", "train accuracy", "test accuracy")
 IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -40,25 +40,32 @@ def answers(tensors: Sequence[torch.Tensor], activation: Activation, x: torch.Te
     return out
 
 
-def on_grid(
-    tensors: Sequence[torch.Tensor], activation: Activation, across: torch.Tensor, upwards: torch.Tensor
-) -> torch.Tensor:
-    """Outputs of all networks on a grid of the plane: (networks, outputs, rows × columns), rows along `upwards`.
+class Grid:
+    """A grid of the plane, and memory that is used again: new memory took a quarter of the time of a frame."""
 
-    On a grid the first layer is a sum of a function of x and one of y, which costs less than a product.
-    """
-    W, b = tensors[0], tensors[1]
-    one = (W[..., :1] * across).reshape(-1, 1, len(across))
-    other = (W[..., 1:] * upwards + b.unsqueeze(-1)).reshape(-1, len(upwards), 1)
-    rows = max(1, CACHE // (len(one) * len(across)))
-    kept = one.new_empty(len(one), rows, len(across))
-    found = []
-    for some in other.split(rows, 1):
-        out = torch.add(one, some, out=kept[:, : some.shape[1]]).view(len(W), W.shape[1], -1)
-        for k in range(2, len(tensors), 2):
-            out = torch.baddbmm(tensors[k + 1].unsqueeze(-1), tensors[k], activation(out))
-        found.append(out if len(tensors) > 2 else out.clone())
-    return torch.cat(found, 2)
+    def __init__(self, across: torch.Tensor, upwards: torch.Tensor) -> None:
+        y, x = torch.meshgrid(upwards, across, indexing="ij")
+        self.points = torch.stack((x, y, torch.ones_like(x))).view(3, -1)
+        self._room = self._found = torch.empty(0)
+
+    def answers(self, tensors: Sequence[torch.Tensor], activation: Activation) -> torch.Tensor:
+        """Outputs of all networks: (networks, outputs, rows × columns), rows along `upwards`; until the next call.
+
+        The first layer is one product for all networks, (W b) times (x y 1). It is made for a few points at a time.
+        """
+        W, b = tensors[0], tensors[1]
+        first = torch.cat((W, b.unsqueeze(-1)), -1).flatten(0, 1)
+        if len(self._room) < CACHE + len(first):
+            self._room = torch.empty(CACHE + len(first))
+        found = []
+        for some in self.points.split(max(1, CACHE // len(first)), 1):
+            kept = self._room[: len(first) * some.shape[1]].view(len(first), -1)
+            out = torch.mm(first, some, out=kept).view(len(W), W.shape[1], -1)
+            for k in range(2, len(tensors), 2):
+                out = torch.baddbmm(tensors[k + 1].unsqueeze(-1), tensors[k], activation(out))
+            found.append(out if len(tensors) > 2 else out.clone())
+        self._found = self._found.resize_(*found[0].shape[:2], self.points.shape[1])
+        return torch.cat(found, 2, out=self._found)
 
 
 def losses(out: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from tether.window.catalogue import catalogue
 from tether.window.packing import finite_values
 from tether.window.session import Session
 from tether.window.setting import as_values, read_setting
-from tether.window.studio import Studio
+from tether.window.worker import Workers
 
 __all__ = ["explore"]
 
@@ -20,15 +20,15 @@ INSTALL = "pip install 'tether[notebook]' (in a checkout: pip install -e '.[note
 
 
 @cache
-def studio() -> Studio:
-    """The process that paints, for all widgets of this one."""
-    started = Studio()
+def workers() -> Workers:
+    """The processes that train, for all widgets of this one."""
+    started = Workers()
     atexit.register(started.close)
     return started
 
 
 def explore(setting: dict[str, Any] | None = None) -> Any:
-    """Show the window of ``tether explore`` in a notebook, and train in this process.
+    """Show the window of ``tether explore`` in a notebook, and train in a process beside it.
 
     ``explore()`` begins with the first scene. A setting is what the page puts into its address. What is left out
     has its default: ``explore({"hidden": [40], "dynamics": [{"method": "adlala"}]})``.
@@ -55,7 +55,7 @@ def explore(setting: dict[str, Any] | None = None) -> Any:
             if kind in ("hello", "bye"):  # a view has been shown, or removed
                 self.close_session()
             if kind == "hello":
-                self.session = Session(self._post, frames_per_second=30, studio=studio())
+                self.session = Session(self._post, workers())
                 self._post(catalogue(), None)
             elif self.session is not None:
                 self.session.receive(content)

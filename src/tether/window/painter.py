@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tether.window.networks import IN_PLACE, answers, losses, on_grid, reshaped, scores
+from tether.window.networks import IN_PLACE, Grid, answers, losses, reshaped, scores
 from tether.window.packing import packed
 from tether.window.problems import Problem, energy
+from tether.window.readings import Readings
 from tether.window.runner import Snapshot
 from tether.window.setting import Setting
 
@@ -44,8 +45,10 @@ class Painter:
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.curves: list[np.ndarray] = []
         self.slices: dict[int, tuple[float, Any, np.ndarray, list[float]]] = {}
+        self.grids: dict[int, Grid] = {}  # by their side
         self.density: dict[int, torch.Tensor] = {}
         self.reach = np.zeros((0, 0), np.float32)  # of each dynamics and parameter: how far its histogram must go
+        self.readings: list[Readings] = []  # the last of each dynamics
         self.begun = False
 
     @torch.no_grad()
@@ -54,6 +57,8 @@ class Painter:
         arrays: dict[str, np.ndarray] = {}
         head: dict[str, Any] = {"type": "frame", "step": max(shot.step for shot in shots)}
         full = full or not self.begun
+        if shots[0].readings is not None:
+            self.readings = [shot.readings for shot in shots if shot.readings is not None]
         if not self.begun:
             head |= {"first": True, "frame": list(self.problem.frame), "classes": self.problem.classes}
             self.begun = True
@@ -85,8 +90,7 @@ class Painter:
             networks = reshaped(weights.flatten(0, 1), self.shapes)
             found = scores(networks, self.activation, self.problem, len(shots))
         rows, reach = [], []
-        for shot, mine in zip(shots, found, strict=True):
-            read = shot.readings
+        for shot, read, mine in zip(shots, self.readings, found, strict=True):
             named = zip(self.names, read.bounds, strict=True)
             tensors = [{"name": name, "surface": bound.surface, "radius": bound.radius} for name, bound in named]
             row = {"step": shot.step, "scores": mine, "parts": read.parts, "violation": read.violation}
@@ -115,7 +119,9 @@ class Painter:
             spread = out.std(1) if out.shape[1] > 1 else 0 * out[:, 0]
             return torch.stack((out.mean(1), spread), 1).numpy()
         side = FIELD if products * FIELD**2 <= BUDGET else max(COARSE, int(math.sqrt(BUDGET / products)))
-        out = on_grid(tensors, self.activation, torch.linspace(left, right, side), torch.linspace(low, high, side))
+        if side not in self.grids:
+            self.grids[side] = Grid(torch.linspace(left, right, side), torch.linspace(low, high, side))
+        out = self.grids[side].answers(tensors, self.activation)
         if self.problem.classes == 2:
             return out.sigmoid_().view(rows, -1, side, side).mean(1).mul_(255).to(torch.uint8).numpy()
         chances = out.softmax(1).view(rows, -1, *out.shape[1:]).mean(1)
@@ -131,7 +137,8 @@ class Painter:
             counts += torch.histc(torch.from_numpy(shot.visits[:, 0]), bins, left, right)
         width = (right - left) / bins
         q = torch.linspace(left + width / 2, right - width / 2, bins)
-        τ = shot.readings.parts[0]["target"] if shot.readings.parts else 0.0
+        parts = self.readings[i].parts
+        τ = parts[0]["target"] if parts else 0.0
         U = energy(torch.stack((q, 0 * q), 1), self.setting.problem["barrier"])
         exact = torch.exp(-U / τ) if τ > 0 else 0 * q
         total = float(counts.sum())

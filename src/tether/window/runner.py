@@ -38,7 +38,7 @@ class Snapshot:
 
     step: int
     weights: np.ndarray  # all parameters of each replica, one after another: (replicas, weights)
-    readings: Readings
+    readings: Readings | None  # None: as in the snapshot before
     trail: np.ndarray
     visits: np.ndarray | None  # places of a particle since the last snapshot
     stopped: int
@@ -57,9 +57,10 @@ class Runner:
         self.changes: list[Change] = []
         self.pair: tuple[int, int] = (0, 1)
         self.replica = 0
-        self.readings: Readings | None = None
         self.trail, self.noted = np.empty((KEPT, 2), np.float32), 0
         self.visits: list[torch.Tensor] = []
+        self._where: list[int] = []  # of the parameters in memory
+        self._rows: list[np.ndarray] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -102,7 +103,6 @@ class Runner:
             self.changes.append(Change(self.step, row=row, seed=seed))
             self.log.stopped.clear()
             self._begin()
-        self.readings = None
         self.row, self.failed, self.word = row, False, ""
 
     def watch(self, replica: int, pair: tuple[int, int]) -> None:
@@ -114,31 +114,35 @@ class Runner:
         """Add the present place of the pair to its trail."""
         if self.problem.train is None and len(self.visits) < KEPT:
             self.visits.append(self.parameters[0].detach().clone())
-        place = [_entry(self.parameters, self.replica, i) for i in self.pair]
+        place = [_entry(self._values(), self.replica, i) for i in self.pair]
         if self.noted == KEPT:
             self.noted -= KEPT // 3
             self.trail[: self.noted] = self.trail[KEPT // 3 :].copy()
         self.trail[self.noted] = place
         self.noted += 1
 
-    @torch.no_grad()
-    def snapshot(self, measured: bool = True) -> Snapshot:
-        """A copy of everything that is drawn. Sleeping weights have their values in it. `measured`: new readings."""
+    def snapshot(self, measured: bool = True, trail: bool = True) -> Snapshot:
+        """A copy of what is drawn. Sleeping weights have their values in it. `measured`: with readings."""
         with getattr(self.opt, "awake", nullcontext)():
-            weights = torch.cat([x.detach().reshape(len(self.nets), -1) for x in self.parameters], 1)
-        if measured or self.readings is None:
-            self.readings = read(self.opt, [name for name, _ in self.nets.named_parameters()])
+            weights = np.concatenate(self._values(), 1)
+            readings = read(self.opt, [name for name, _ in self.nets.named_parameters()]) if measured else None
         visits, self.visits = (torch.cat(self.visits).numpy() if self.visits else None), []
-        rest = len(self.log.stopped), self.word
-        trail = self.trail[max(0, self.noted - SHOWN) : self.noted].copy()
-        return Snapshot(self.step, weights.numpy(), self.readings, trail, visits, *rest)
+        path = self.trail[max(0, self.noted - SHOWN) : self.noted].copy() if trail else self.trail[:0]
+        return Snapshot(self.step, weights, readings, path, visits, len(self.log.stopped), self.word)
+
+    def _values(self) -> list[np.ndarray]:
+        """The parameters as rows of numbers, one for each replica. The arrays share their memory."""
+        where = [x.data_ptr() for x in self.parameters]
+        if where != self._where:
+            self._where = where
+            self._rows = [x.detach().view(len(x), -1).numpy() for x in self.parameters]
+        return self._rows
 
 
-def _entry(parameters: Sequence[torch.Tensor], replica: int, i: int) -> float:
+def _entry(rows: Sequence[np.ndarray], replica: int, i: int) -> float:
     """Entry i of a replica's parameters, counted through all of them."""
-    for x in parameters:
-        size = x.numel() // len(x)
-        if i < size:
-            return float(x.detach().reshape(-1)[replica * size + i])
-        i -= size
+    for values in rows:
+        if i < values.shape[1]:
+            return float(values[replica, i])
+        i -= values.shape[1]
     raise IndexError(i)

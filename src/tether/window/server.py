@@ -18,7 +18,7 @@ import torch
 from tether.window.catalogue import catalogue
 from tether.window.packing import finite_values, message
 from tether.window.session import Session
-from tether.window.studio import Studio
+from tether.window.worker import Workers
 
 __all__ = ["application", "command", "serve"]
 
@@ -32,7 +32,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'"
 )
 LONGEST = 1_000_000  # bytes of a message from the page
-SWITCH = 0.0005  # seconds that the thread which trains may keep others waiting
 INSTALL = "pip install 'tether[explore]' (in a checkout: pip install -e '.[explore]')"
 
 
@@ -49,7 +48,7 @@ def allowed(header: str | None, port: int, scheme: str = "") -> bool:
     return header in names
 
 
-def application(port: int, studio: Studio | None = None) -> Any:
+def application(port: int, workers: Workers) -> Any:
     """The application: the page's files, and a socket with a session of its own for each page."""
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse, Response
@@ -73,19 +72,21 @@ def application(port: int, studio: Studio | None = None) -> Any:
             return
         await page.accept()
         loop = asyncio.get_running_loop()
-        outbox: asyncio.Queue[str | bytes] = asyncio.Queue()
+        outbox: asyncio.Queue[str | bytes | None] = asyncio.Queue()
 
         def send(header: dict[str, Any], body: bytes | None) -> None:
             text = json.dumps(finite_values(header)) if body is None else message(header, body)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(outbox.put_nowait, text)
+                if header["type"] == "gone":
+                    loop.call_soon_threadsafe(outbox.put_nowait, None)
 
         async def deliver() -> None:
-            while True:
-                text = await outbox.get()
+            while (text := await outbox.get()) is not None:
                 await (page.send_bytes(text) if isinstance(text, bytes) else page.send_text(text))
+            await page.close()  # the page comes again
 
-        session = Session(send, studio=studio)
+        session = Session(send, workers)
         post = asyncio.create_task(deliver())
         try:
             await page.send_text(json.dumps(finite_values(catalogue())))
@@ -130,11 +131,10 @@ def serve(port: int = 0, browser: bool = True) -> int:
     print(f"tether explore: {address}  (Ctrl-C ends it)", flush=True)
     if browser:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-    sys.setswitchinterval(SWITCH)
     torch.set_num_threads(1)
-    studio = Studio()
+    workers = Workers()
     config = uvicorn.Config(
-        application(port, studio),
+        application(port, workers),
         log_level="warning",
         ws="websockets-sansio",
         ws_max_size=LONGEST,
@@ -144,5 +144,5 @@ def serve(port: int = 0, browser: bool = True) -> int:
     try:
         uvicorn.Server(config).run(sockets=[listener])
     finally:
-        studio.close()
+        workers.close()
     return 0

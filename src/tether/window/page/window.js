@@ -87,6 +87,12 @@ class Sheet {
     this.scrolled.observe(this.canvas);
     this.open(ratio);
   }
+  // the sheet as a small image, a pixel for each; the browser scales it when it puts the page together, which costs least
+  fill(image) {
+    const { canvas } = this;
+    if (canvas.width !== image.width || canvas.height !== image.height) { canvas.width = image.width; canvas.height = image.height; }
+    this.pen.putImageData(image, 0, 0);
+  }
   // a clean sheet: the pen, width and height
   open(ratio) {
     const { canvas, pen } = this, wide = this.wide || 260, high = wide * ratio, density = window.devicePixelRatio || 1;
@@ -230,6 +236,7 @@ class Window {
     else if (header.type === "word") this.reading(header);
     else if (header.type === "running") this.showRunning(header.on);
     else if (header.type === "code") this.showCode(header.code);
+    else if (header.type === "gone") { this.lost(header.message); this.connection.again?.(); }
     else if (header.type === "frame") {
       const at = header.first ? {} : this.frame.at; // a frame brings what has changed
       for (const [name, kind, shape, offset] of header.arrays) {
@@ -454,10 +461,10 @@ class Window {
   }
 
   // The training points, drawn once for each width and theme.
-  dots(w, h) {
-    const f = this.frame, scale = Math.min(2, window.devicePixelRatio || 1), wide = Math.round(w * scale);
-    if (this.layer && this.layer.width === wide && this.layer.of === this.points) return this.layer;
-    const layer = (this.layer = make("canvas", { width: wide, height: Math.round(h * scale) })), pen = layer.getContext("2d");
+  dots(w) {
+    const f = this.frame, h = w, scale = Math.min(2, window.devicePixelRatio || 1), wide = Math.round(w * scale);
+    if (this.layer && Math.abs(this.layer.width - wide) < 2 && this.layer.of === this.points) return this.layer;
+    const layer = (this.layer = make("canvas", { width: wide, height: wide })), pen = layer.getContext("2d");
     layer.of = this.points;
     pen.scale(scale, scale);
     const [left, right, low, high] = f.frame, size = Math.max(1.6, w / 160);
@@ -512,11 +519,12 @@ class Card {
   constructor(page, i) {
     this.page = page; this.i = i;
     this.field = new Sheet("decision field of dynamics " + (i + 1), page, 1);
+    this.dots = make("canvas", { className: "dots", "aria-hidden": true, hidden: true });
     this.plot = new Sheet("instrument of dynamics " + (i + 1), page, 0.7, "plot");
     this.scores = make("div", { className: "scores" });
     this.error = make("div", { className: "error", role: "alert" });
     this.box = make("div", {});
-    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), make("div", { className: "pictures" }, make("div", {}, this.field.canvas, this.scores), this.plot.canvas), this.box, this.error);
+    this.element = make("section", { className: "card", "aria-label": "dynamics " + (i + 1), style: `--mine: ${MINE[i]}` }, this.head(), make("div", { className: "pictures" }, make("div", {}, make("div", { className: "field-box" }, this.field.canvas, this.dots), this.scores), this.plot.canvas), this.box, this.error);
     this.fill();
   }
 
@@ -625,15 +633,16 @@ class Card {
   draw(f, row, news) {
     if (this.field.inView) this.say(f);
     if (news) this.tell(row);
-    if (this.plot.inView && (news || (this.page.frames + this.i) % 4 === 0)) this[this.page.shot.shows](f, row, news); // every fourth frame will do
+    if (this.plot.inView && (news || this.page.frames % 4 === 0)) this[this.page.shot.shows](f, row, news); // every fourth frame will do
   }
 
   say(f) {
-    const [pen, w, h] = this.field.open(1), all = f.at.fields, density = f.at["density" + this.i];
-    if (density) return this.well(pen, w, h, f, density);
-    if (!all || this.i >= all.shape[0]) return;
-    const size = all.length / all.shape[0], field = all.subarray(this.i * size, (this.i + 1) * size);
-    if (f.classes) this.classes(pen, w, h, f, field, all.shape.at(-1)); else this.line(pen, w, h, f, field, all.shape.at(-1));
+    const all = f.at.fields, density = f.at["density" + this.i], mine = all && this.i < all.shape[0], size = mine ? all.length / all.shape[0] : 0;
+    const field = mine ? all.subarray(this.i * size, (this.i + 1) * size) : null, many = f.classes > 0 && mine;
+    if (this.dots.hidden === many) this.dots.hidden = !many;
+    if (many) return this.classes(f, field, all.shape.at(-1));
+    const [pen, w, h] = this.field.open(1);
+    if (density) this.well(pen, w, h, f, density); else if (mine) this.line(pen, w, h, f, field, all.shape.at(-1));
   }
 
   tell(row) {
@@ -646,7 +655,7 @@ class Card {
     if (this.told !== lines.join("\n")) { this.told = lines.join("\n"); this.scores.replaceChildren(...lines.map((line) => make("div", {}, line))); }
   }
 
-  classes(pen, w, h, f, field, side) {
+  classes(f, field, side) {
     const { page } = this, { shades } = page, picture = page.pictures[this.i][0], pixels = picture.pixels(side), area = side * side, floor = 255 / f.classes, stretch = 255 / (255 - floor);
     for (let row = 0, from = 0; row < side; row++) for (let i = 0, to = (side - 1 - row) * side; i < side; i++, from++, to++) {
       const v = field[from], right = i + 1 < side ? field[from + 1] : v, above = row + 1 < side ? field[from + side] : v;
@@ -656,8 +665,11 @@ class Card {
         if (near > 0) pixels[to] = mixed(pixels[to], page.boundary, near / slope);
       } else pixels[to] = right !== v || above !== v ? page.edge : shades[256 * v + Math.max(0, Math.round((field[area + from] - floor) * stretch))];
     }
-    pen.drawImage(picture.shown(), 0, 0, w, h);
-    pen.drawImage(page.dots(w, h), 0, 0, w, h);
+    this.field.fill(picture.image);
+    const layer = page.dots(this.field.wide || 260);
+    if (this.dots.of === layer) return; // the points lie on a canvas of their own, which stays as it is
+    this.dots.of = layer; this.dots.width = layer.width; this.dots.height = layer.height;
+    this.dots.getContext("2d").drawImage(layer, 0, 0);
   }
 
   line(pen, w, h, f, field, n) {
@@ -815,7 +827,11 @@ function bySocket() {
     };
     socket.onclose = () => { if (open) lost("The Python process has ended. Start `tether explore` again on this port; the page goes on by itself."); open = false; setTimeout(connect, 1500); };
   };
-  return { listen(take, gone) { listen = take; lost = gone; connect(); }, send(message) { if (socket?.readyState === 1) socket.send(JSON.stringify(message)); } };
+  return {
+    listen(take, gone) { listen = take; lost = gone; connect(); },
+    send(message) { if (socket?.readyState === 1) socket.send(JSON.stringify(message)); },
+    again() { open = false; }, // the server closes the socket, and the page has said why
+  };
 }
 
 function byWidget(model) {
@@ -827,6 +843,7 @@ function byWidget(model) {
       model.send({ type: "hello" });
     },
     send(message) { model.send(message); },
+    again() { setTimeout(() => model.send({ type: "hello" }), 1500); },
     close() { model.off("msg:custom", heard); model.send({ type: "bye" }); },
   };
 }
