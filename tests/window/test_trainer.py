@@ -162,6 +162,22 @@ def test_a_run_that_diverges_rests_and_says_so(page):
     assert "diverged at step" in got["shots"].snapshots[0].word
 
 
+@pytest.mark.filterwarnings("ignore:replica")
+def test_one_that_diverges_does_not_hold_up_the_others(page):
+    mixed = {**SETTING, "dynamics": [{"parts": [{"word": "X", "lr": 1e30}]}, {"method": "adlala"}]}
+    page.do("setting", type="set", setting=mixed)
+    page.do("running", type="run")
+    deadline = time.monotonic() + 60
+    while page.trainer.runners[1].step < 100 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    shots = page.wait("shots", len(page.got) - 1)["shots"]
+    wild, tame = shots.snapshots
+    assert wild.stopped == 2
+    assert tame.step > wild.step
+    assert tame.stopped == 0
+    assert shots.told["rate"] > 0  # of those that go on
+
+
 def test_snapshots_are_taken_when_the_last_was_drawn_and_not_before():
     page = Page(draws=False)
     try:
