@@ -133,7 +133,15 @@ def test_adlala():
 
 
 PARTITIONED = [methods.lol, methods.dhsgd, methods.dhsgd_contractive, methods.adlala]
-ALL = [methods.sgd, methods.sgld, methods.langevin, methods.langevin_in_layers, methods.adaptive_langevin, *PARTITIONED]
+ALL = [
+    methods.sgd,
+    methods.sgld,
+    methods.rms_sgld,
+    methods.langevin,
+    methods.langevin_in_layers,
+    methods.adaptive_langevin,
+    *PARTITIONED,
+]
 by_name = {"ids": lambda method: method.__name__}
 
 
@@ -172,8 +180,8 @@ def test_describe_cites_the_source(method):
     last = opt.describe().splitlines()[-1]
     source = methods.citation(method.__name__)
     assert last == f"{method.__name__}: {source}"
-    assert any(name in source for name in ("Robbins", "Welling", "Leimkuhler"))
-    assert any(year in source for year in ("1951", "2011", "2013", "2019"))
+    assert any(name in source for name in ("Robbins", "Welling", "Li", "Leimkuhler"))
+    assert any(year in source for year in ("1951", "2011", "2013", "2016", "2019"))
 
 
 @pytest.mark.parametrize("method", ALL, **by_name)
@@ -188,7 +196,8 @@ def test_every_method_is_listed_documented_and_passes_options_on(method):
 
 def test_no_method_without_constraints_is_untested():
     # tried in tests/surfaces, test_multirate.py, test_cycles.py, test_path_sgd.py, test_spectral.py, test_metropolis.py
-    elsewhere = ("_cola_", "multirate", "random_subset", "composite", "path_sgd", "hmc", "mala", "muon")
+    # and test_pace.py
+    elsewhere = ("_cola_", "multirate", "random_subset", "composite", "path_sgd", "hmc", "mala", "muon", "samadams")
     free = {name for name in methods.__all__ if not any(part in name for part in elsewhere)}
     assert {method.__name__ for method in ALL} | {"citation"} == free
 

@@ -244,6 +244,47 @@ def test_the_compiled_gradients_are_those_of_autograd(dtype, activation, kind, e
         torch.testing.assert_close(g, p.grad, rtol=100 * tol, atol=tol)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("many", [True, False])
+def test_a_penalty_is_a_term_of_the_loss_that_the_record_leaves_out(many, compiled):
+    x, y = X, Y
+    penalty = tether.soft(lambda w: w - 1, 0.05, where="*.weight")
+    build = lambda: nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))  # noqa: E731
+    tried = tether.Replicas(build, n=3) if many else tether.Replicas(build, n=3)[0]
+    record = tether.train(
+        *(tried, methods.langevin(tried, lr=0.1), (x, y), BCE),
+        steps=5,
+        log_every=1,
+        compiled=compiled,
+        penalty=penalty,
+    )
+    plain = tether.Replicas(build, n=3)[0]
+    opt, losses = methods.langevin(plain, lr=0.1), []
+    for _ in range(5):
+        opt.zero_grad()
+        loss = BCE(plain(x), y)
+        losses.append(loss.item())
+        (loss + penalty(plain)).backward()
+        opt.step()
+    first = tried[0] if many else tried
+    for a, b in zip(first.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert record.losses.reshape(5, -1)[:, 0].tolist() == pytest.approx(losses, rel=1e-5)
+
+
+def test_penalties_that_are_refused(tmp_path):
+    ens = tether.Replicas(lambda: nn.Linear(2, 1), n=3)
+    run = (ens, methods.sgd(ens, lr=0.1), (X, Y), BCE)
+    with pytest.raises(TypeError, match=r"penalty=0.1 must be a function of the model"):
+        tether.train(*run, steps=2, penalty=0.1)
+    with pytest.raises(ValueError, match="the penalty has 1 values, not one for each of 3"):
+        tether.train(*run, steps=2, penalty=lambda ens: ens.weight.square().sum())
+    path = tmp_path / "run.pt"
+    tether.train(*run, steps=2, checkpoint=path, penalty=tether.soft(lambda w: w, 0.1))
+    with pytest.raises(ValueError, match=r"another run .penalty="):
+        tether.train(*run, steps=4, checkpoint=path, penalty=tether.soft(lambda w: w, 0.2))
+
+
 def test_extreme_outputs_have_finite_compiled_losses():
     ens = Replicas(lambda: nn.Sequential(nn.Linear(1, 2), nn.Sigmoid(), nn.Linear(2, 1)), n=1)
     with torch.no_grad():

@@ -12,18 +12,20 @@ from tether.ensemble.tempering import exchange, temper, tempering_weights
 from tether.loop.sample import Draws, sample
 from tether.loop.train import Record, train
 from tether.metrics.path import Path
+from tether.metrics.rms import RMS
 from tether.metrics.spectral import Spectral
 from tether.optimizer import NonFiniteGradient, Optimizer
 from tether.part import Part
-from tether.rhythms import Every, Merge, Metropolis, Sleep
+from tether.rhythms import Every, Merge, Metropolis, Pace, Sleep
 from tether.rhythms.multirate import Multirate
 from tether.rhythms.speedup import speedup
 from tether.schedule import Schedule
-from tether.surfaces import Circle, Free, Level, Orthogonal, Sphere
+from tether.surfaces import Circle, Free, Level, Orthogonal, SpectralBall, Sphere
 from tether.surfaces.soft import orthogonal_penalty, soft
 from tether.window.notebook import explore
 
 __all__ = [
+    "RMS",
     "Circle",
     "Draws",
     "Every",
@@ -35,6 +37,7 @@ __all__ = [
     "NonFiniteGradient",
     "Optimizer",
     "Orthogonal",
+    "Pace",
     "Part",
     "Path",
     "Record",
@@ -42,6 +45,7 @@ __all__ = [
     "Schedule",
     "Sleep",
     "Spectral",
+    "SpectralBall",
     "Sphere",
     "constrain",
     "data",

@@ -7,7 +7,7 @@ drops hooks when an optimizer is copied or pickled, so `copyreg` is told how to 
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ import torch
 
 from tether.engine.commit import local
 from tether.engine.given import lanes_of, stacked
+from tether.engine.gradients import NonFiniteGradient, faulty_gradients
 from tether.engine.moving import Moving
 from tether.engine.placed import Stack, place, stacks, write
 from tether.engine.programs import Program
@@ -61,9 +62,10 @@ class Kept:
         return self.bodies
 
     @torch.no_grad()
-    def remember(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def remember(self, optimizer: torch.optim.Optimizer, *called: Any) -> None:
         """Keep the points at which a step starts: projections follow the normals there."""
         if self.ranks is None:
+            self.admit(optimizer, *called)
             if not alike(self.starts, self.params):
                 self.starts, self.steps = ([torch.empty_like(p) for p in self.params] for _ in range(2))
             torch._foreach_copy_(self.starts, self.params)
@@ -72,6 +74,21 @@ class Kept:
         moving = [(p, name) for p, name in zip(self.params, self.names, strict=True) if p.grad is not None]
         held, self.apart = self.ranks.stacks(moving, self.surface, self.lanes)
         self.before = [(stack, stack.point(optimizer.state)) for stack in held]
+
+    def admit(self, optimizer: torch.optim.Optimizer, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> None:
+        """Raise for gradients that are not finite, before a step spoils the moments.
+
+        Not where a closure will make new ones, nor where a GradScaler has told the optimizer; a device is not asked.
+        """
+        closure = len(args) > 1 or bool(kwargs)  # the first is the optimizer itself
+        if closure or getattr(optimizer, "found_inf", None) is not None or not self.params[0].is_cpu:
+            return
+        dense = [i for i, p in enumerate(self.params) if p.grad is not None and p.grad.layout is torch.strided]
+        faulty = faulty_gradients(
+            [{"params": [self.params[i] for i in dense], "param_names": [self.names[i] for i in dense]}]
+        )
+        if faulty:
+            raise NonFiniteGradient(faulty, skip="torch.amp.GradScaler, or by an `if` before opt.step()")
 
     @torch.no_grad()
     def project(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -94,8 +111,8 @@ class Kept:
 
     def move(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's step again, from where it began, on Σ."""
-        torch._foreach_copy_(self.steps, self.starts)
-        torch._foreach_sub_(self.steps, self.params)
+        for step, start, param in zip(self.steps, self.starts, self.params, strict=True):
+            torch.sub(start, param, out=step)
         torch._foreach_copy_(self.params, self.starts)
         steps = dict(zip(self.params, self.steps, strict=True))
         for body in self.bodies_of(optimizer.state):

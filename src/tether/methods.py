@@ -22,11 +22,13 @@ from tether.engine.table import CITATIONS
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import Radius, constrained, glob_of, layers, narrow_first, output_layer, per_layer, thermostats
 from tether.metrics.path import Path
+from tether.metrics.rms import RMS
 from tether.metrics.spectral import Spectral
 from tether.optimizer import Optimizer
 from tether.part import Part, matches, number
 from tether.rhythms.metropolis import Metropolis
 from tether.rhythms.multirate import one_clock, set_clocks
+from tether.rhythms.pace import Pace
 from tether.rhythms.rhythm import whole_steps
 from tether.surfaces import Circle, Orthogonal, Sphere, Surface
 
@@ -50,6 +52,8 @@ __all__ = [
     "orthogonal_cola_ud",
     "path_sgd",
     "random_subset",
+    "rms_sgld",
+    "samadams",
     "sgd",
     "sgld",
     "sphere_cola_od",
@@ -126,6 +130,25 @@ def sgld(
     return Optimizer(model, lr=lr, word="X", temperature=temperature, **options)
 
 
+@cites("li2016", parameters=True)
+def rms_sgld(
+    model: torch.nn.Module,
+    lr: float = 1e-3,
+    temperature: float = 1e-5,
+    decay: float = 0.99,
+    eps: float = 1e-5,
+    until: int | None = None,
+    **options: Any,
+) -> Optimizer:
+    """SGLD with a step size for each weight: θ ← θ − hGg + √(2τhG) R, G = 1/(√v + ε), by the metric `RMS`.
+
+    v is the running mean of g². While it runs, the noise has the wrong size by a term Γ that is left out, as in the
+    publication; `RMS` says by how much. With `until` it is kept from that step on, and then exp(−L/τ) is sampled as
+    by `sgld`. At temperature 0 it is ``torch.optim.RMSprop``.
+    """
+    return Optimizer(model, lr=lr, word="X", temperature=temperature, metric=RMS(decay, eps, until), **options)
+
+
 @cites("leimkuhler2013", parameters=True)
 def langevin(
     model: torch.nn.Module,
@@ -137,6 +160,29 @@ def langevin(
 ) -> Optimizer:
     """Langevin dynamics (3.14): dθ = p dt, dp = −∇L dt − γ p dt + √(2γτ) dW, by the splitting `word`."""
     return Optimizer(model, lr=lr, word=word, friction=friction, temperature=temperature, **options)
+
+
+@cites("leimkuhler2025", parameters=True)
+def samadams(
+    model: torch.nn.Module,
+    lr: float = 0.1,
+    friction: float = 1.0,
+    temperature: float = 1e-5,
+    forget: float = 1.0,
+    least: float = 0.1,
+    most: float = 10.0,
+    power: float = 0.5,
+    scale: float | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Langevin dynamics by BAOAB with steps ψ(ζ)h that are short where the gradient is large: ZBAOABZ.
+
+    ζ is a running mean of the squared gradient, and ψ lies between `least` and `most`: `tether.Pace` has the
+    equations. Averages weigh each state by ``opt.pace()``, as `tether.sample` does.
+    """
+    pace = Pace(forget, least, most, power, scale)
+    rest: dict[str, Any] = {"friction": friction, "temperature": temperature, "rhythm": pace}
+    return Optimizer(model, lr=lr, **{"word": "BAOAB", **rest, **options})
 
 
 @cites("duane1987", parameters=True)

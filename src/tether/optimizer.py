@@ -38,7 +38,8 @@ from tether.surfaces import Surface
 __all__ = ["Clock", "NonFiniteEnergy", "NonFiniteGradient", "Optimizer"]
 
 # keys of a param group that are no fields of a part: torch's, and what checkpoints keep beside the fields
-OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "tested", "initial_lr"}
+OTHER_KEYS = {"params", "param_names", "seed", "step", "stream", "previous_lr", "stopped", "tested", "pace"}
+OTHER_KEYS |= {"initial_lr"}
 
 
 @lru_cache
@@ -164,7 +165,7 @@ class Optimizer(torch.optim.Optimizer):
         check(group)
         surface, metric = group["on"], group["metric"]
         rhythm = rhythm_of(f"part {group['where']!r}", group)
-        if metric is not None and self.model is None:
+        if metric is not None and not metric.entrywise and self.model is None:
             raise ValueError(f"metric={metric!r} measures a network: pass the module itself, Optimizer(model, ...)")
         others = getattr(self, "param_groups", [])
         group = for_checkpoints(group, others)  # a checkpoint holds plain values only
@@ -309,6 +310,10 @@ class Optimizer(torch.optim.Optimizer):
     def acceptance(self) -> Any:
         """The share of proposals that were accepted, with replicas one for each; nan where nothing was proposed."""
         return acceptance(self)
+
+    def pace(self) -> Any:
+        """What the present state counts in an average: ψ with `tether.Pace`, one for each replica; 1 without."""
+        return self.rows[0].rhythm.weight(self.rows[0])
 
     @property
     def skipped(self) -> int:

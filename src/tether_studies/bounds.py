@@ -86,15 +86,15 @@ class Bounds(Experiment):
     """
     points: int = 60
     size: int = 24  # of θ
-    runs: int = at(32, quick=4, full=200)
-    steps: int = at(4000, quick=40, full=20_000)
+    runs: int = at(32, quick=4, long=100, full=200)
+    steps: int = at(4000, quick=40, long=20_000, full=20_000)
     rates: tuple[float, ...] = (0.005, 0.01, 0.02, 0.04)
     ks: tuple[int, ...] = at((1, 2, 5, 10), quick=(1, 5))
     layers: tuple[int, ...] = at((2, 8), quick=(2,))
     depth: int = at(12, quick=4)  # layers of the network that is timed
     width: int = at(384, quick=16)
     batch: int = at(256, quick=8)
-    rounds: int = at(12, quick=3)
+    rounds: int = at(12, quick=3, long=60)
 
     def run(self, lab: Lab) -> Results:
         seed = lab.named_seed("problem")

@@ -9,7 +9,7 @@ import tether
 from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, perceptron
-from tether_studies.judges import plus_minus
+from tether_studies.judges import POINT, plus_minus
 from tether_studies.planar import ACCURACY, LOSS
 from tether_studies.quantities import Quantity, within
 
@@ -106,7 +106,7 @@ class Endgames(Experiment):
         for game in GAMES:
             found = within(results, game)
             after = f"after {found['AdLaLa']['epochs'][-1]:.0f} epochs: "
-            yield ACCURACY.more(found, "AdLaLa", ("Adam", "SGD, momentum"), told=after, names=found)
+            yield ACCURACY.more(found, "AdLaLa", ("Adam", "SGD, momentum"), told=after, names=found, least=POINT)
 
     def draw(self, results: Results) -> Figures:
         groups = {f"{game} (Figure {FIGURES[game]})": within(results, game) for game in GAMES}

@@ -12,7 +12,7 @@ import tether
 from tether.measure import boundary_curvature
 from tether_studies.drawing import draw_bars, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, recipe, study
-from tether_studies.judges import HELD, chosen, every, judging, less, more, near, plus_minus, yes
+from tether_studies.judges import HELD, POINT, chosen, every, judging, less, more, near, plus_minus, yes
 from tether_studies.planar import ACCURACY, LOSS, Task, draw_classifier, each, learn, on_grid, starts, todo
 from tether_studies.quantities import at_end, crossed, tabulated
 
@@ -131,7 +131,7 @@ class Classifiers(Experiment):
             value = piece.split()[1]
             setting = value if name == "Adam" else f"{STEP_SIZES[cell]}, σ = {value}"
             said = f"AdLaLa {plus_minus(ours)} %, the best of {name} {plus_minus(best)} % (h = {setting})"
-            yield said, more(judging(ours), judging(best))
+            yield said, more(judging(ours), judging(best), least=POINT)
 
     def tables(self, results: Results) -> list[Table]:
         rows = {}

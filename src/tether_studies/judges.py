@@ -3,7 +3,8 @@
 One level for all: a verdict is given where Student's t, two-sided, is beyond its 5 % point for the number of runs there
 is. Run i of both sides is a pair, for it has the same data, start or minibatches; where it has not, a study says why
 (`apart`). "As good as" is two one-sided tests at 5 % against a margin (`near`), "no worse than" is one of them
-(`no_worse`). Verdicts from fewer than four runs are provisional.
+(`no_worse`). A claim of a difference is not held, either, where the same two tests show that there is none that it can
+mean (`least`). Verdicts from fewer than four runs are provisional.
 """
 
 import math
@@ -18,6 +19,7 @@ __all__ = [
     "HELD",
     "LEVEL",
     "NOT_HELD",
+    "POINT",
     "UNDECIDED",
     "UNJUDGED",
     "Judgement",
@@ -32,6 +34,7 @@ __all__ += ["mean_error", "more", "near", "no_worse", "plus_minus", "undecided",
 HELD, NOT_HELD, UNDECIDED, UNJUDGED = "held", "not held", "not decided", "not judged"
 LEVEL = 0.05  # of every test
 FEW = 4  # verdicts from fewer runs are provisional
+POINT = 1.0  # of accuracy in per cent: the least difference that a picture, or words, can mean
 K = TypeVar("K")
 
 
@@ -64,7 +67,7 @@ def plus_minus(values: Any, digits: int = 1) -> str:
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
-def more(a: Any, b: Any, by: float = 0.0, apart: str = "") -> Judgement:
+def more(a: Any, b: Any, by: float = 0.0, apart: str = "", least: float = 0.0) -> Judgement:
     """Is a more than b, by at least so much? Run i of both is a pair; b may be one number.
 
     >>> more([3.0, 3.1, 2.9, 3.0], [1.0, 1.1, 0.9, 1.1])[:3]
@@ -74,22 +77,33 @@ def more(a: Any, b: Any, by: float = 0.0, apart: str = "") -> Judgement:
 
     >>> more([3.0, 3.1, 2.9, 3.0], [1.0, 1.1, 0.9], apart="other data").evidence
     'difference 2 ± 0.071 over 4 and 3 runs (other data), t = 28 (2.82 needed)'
+
+    `least` is the smallest difference that the claim can mean. If two one-sided tests at 5 % find a smaller one, either
+    way, the claim is not held: there is no such difference.
+
+    >>> more([1.0, 1.25, 0.75, 1.0], 1.0, least=0.5)[:2]
+    ('not held', 'difference 0 ± 0.1 over 4 runs, t = 0 (3.18 needed), less than 0.5 either way: t = 4.9 (2.35 needed)')
     """
     found = _difference(a, b, apart)
     distance = found.mean - by
     if math.isnan(found.error) or math.isnan(distance):
         return Judgement(UNDECIDED, f"difference {found.mean:.3g}, {found.over}", found.runs, 1.0)
     needed = quantile(LEVEL, found.freedom)
-    t = distance / found.error if found.error else math.copysign(math.inf, distance) if distance else 0.0
+    t = found.errors(distance)
     asked = f", {by:g} asked for" if by else ""
     text = f"difference {found} over {found.over}{asked}, t = {t:.2g} ({needed:.3g} needed)"
-    verdict = UNDECIDED if abs(t) <= needed else HELD if t > 0 else NOT_HELD
-    return Judgement(verdict, text, found.runs, tail(t, found.freedom))
+    if abs(t) > needed:
+        return Judgement(HELD if t > 0 else NOT_HELD, text, found.runs, tail(t, found.freedom))
+    small, needed = found.errors(least - abs(distance)), quantile(2 * LEVEL, found.freedom)
+    if small > needed:
+        text += f", less than {least:.2g} either way: t = {small:.2g} ({needed:.3g} needed)"
+        return Judgement(NOT_HELD, text, found.runs, tail(small, found.freedom) / 2)
+    return Judgement(UNDECIDED, text, found.runs, tail(t, found.freedom))
 
 
-def less(a: Any, b: Any, by: float = 0.0, apart: str = "") -> Judgement:
+def less(a: Any, b: Any, by: float = 0.0, apart: str = "", least: float = 0.0) -> Judgement:
     """Is a less than b, by at least so much?"""
-    return more(b, a, by, apart)
+    return more(b, a, by, apart, least)
 
 
 def near(a: Any, b: Any, within: float, apart: str = "") -> Judgement:
@@ -112,9 +126,8 @@ def _margin(a: Any, b: Any, within: float, apart: str, both: bool) -> Judgement:
     found = _difference(a, b, apart)
     if math.isnan(found.error) or math.isnan(found.mean):
         return Judgement(UNDECIDED, f"difference {found.mean:.3g}, {found.over}", found.runs, 1.0)
-    inside = within - abs(found.mean) if both else within + found.mean
     one, two = quantile(2 * LEVEL, found.freedom), quantile(LEVEL, found.freedom)
-    t = inside / found.error if found.error else math.copysign(math.inf, inside)
+    t = found.errors(within - abs(found.mean) if both else within + found.mean)
     text = f"difference {found} over {found.over}, margin {within:.3g}: t = {t:.2g} ({one:.3g} needed)"
     verdict = HELD if t > one else NOT_HELD if t < -two else UNDECIDED
     return Judgement(verdict, text, found.runs, tail(t, found.freedom))
@@ -129,6 +142,10 @@ class _Difference(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.mean:.3g} ± {self.error:.2g}"
+
+    def errors(self, distance: float) -> float:
+        """A distance in standard errors; without an error it is infinite."""
+        return distance / self.error if self.error else math.copysign(math.inf, distance) if distance else 0.0
 
 
 def _difference(a: Any, b: Any, apart: str) -> _Difference:

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 import tether
 from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, study
-from tether_studies.judges import less, more, plus_minus, yes
+from tether_studies.judges import POINT, less, more, plus_minus, yes
 from tether_studies.planar import Sets, Task
 from tether_studies.quantities import against, crossed, of_key
 
@@ -202,7 +202,7 @@ class Orthogonality(Experiment):
         texts = ", ".join(f"h = {h:g} {plus_minus(cells[h, stiff])} ({gap})" for h, gap in gaps.items())
         yield f"λ = {stiff:g}: {texts}", less(cells[large, stiff], cells[small, stiff])
         cold, warm = (results[f"{name}, {deep}"]["curve"].mean(0) for name in ("o-CoLA-od", "warm"))
-        said, judgement = against(more, {"": (warm, cold)})
+        said, judgement = against(more, {"": (warm, cold)}, least=POINT)
         end = f"{plus_minus(ends[f'warm, {deep}'])} against {plus_minus(hard)}"
         yield f"mean accuracy over training {said}, in the end {end} ({deep} layers)", judgement
 

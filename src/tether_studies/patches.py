@@ -14,7 +14,7 @@ import tether
 from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Convolutional, Pair, pictures, tested
-from tether_studies.judges import undecided
+from tether_studies.judges import POINT, undecided
 from tether_studies.quantities import at_end
 
 SMALL, LARGE, BOTH, TWINS, READING = "small step", "large step", "composite", "composite, every batch", "patches only"
@@ -188,7 +188,7 @@ class Patches(Experiment):
             if a not in self.methods:
                 yield None
                 continue
-            said, judgement = AT_END[kind].more(results, a, b, names=self.methods)
+            said, judgement = AT_END[kind].more(results, a, b, names=self.methods, least=POINT)
             blind = kind == ALONE and read < SEEN
             yield said, undecided(f"of nothing but patches {read:.1f} % are read") if blind else judgement
 

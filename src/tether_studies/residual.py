@@ -11,7 +11,7 @@ import tether
 from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, pictures, tested
-from tether_studies.judges import less, more, plus_minus
+from tether_studies.judges import POINT, less, more, plus_minus
 from tether_studies.precision import casting, channels_last, in_bfloat16
 from tether_studies.quantities import at_end
 
@@ -174,9 +174,9 @@ class Orthogonal(Experiment):
         accuracy, loss = ACCURACY.of(results), LOSS.of(results)
         said = {m: f"{m} {plus_minus(accuracy[m])} %, loss {LOSS.text(loss[m])}" for m in METHODS}
         texts = f"{said['o-CoLA-ud']}; {said['SGD-m']}"
-        yield f"{texts}; {said['SGD-m, WD']}", more(accuracy["o-CoLA-ud"], accuracy["SGD-m"])
+        yield f"{texts}; {said['SGD-m, WD']}", more(accuracy["o-CoLA-ud"], accuracy["SGD-m"], least=POINT)
         yield texts, less(loss["o-CoLA-ud"], loss["SGD-m"])
-        yield f"{said['o-CoLA-od']}; {said['SGD']}", more(accuracy["o-CoLA-od"], accuracy["SGD"])
+        yield f"{said['o-CoLA-od']}; {said['SGD']}", more(accuracy["o-CoLA-od"], accuracy["SGD"], least=POINT)
         ours, free = (results[method]["loss"].mean(0) for method in ("o-CoLA-od", "SGD"))
         yield f"mean over epochs {ours.mean():.3f} against {free.mean():.3f}", less(ours, free)
 

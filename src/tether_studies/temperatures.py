@@ -8,7 +8,7 @@ import numpy as np
 
 from tether_studies.drawing import draw_means, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
-from tether_studies.judges import chosen, every, judging, less, more
+from tether_studies.judges import POINT, chosen, every, judging, less, more
 from tether_studies.planar import ACCURACY, BEST, LOSS, WORST, Task, draw_classifier, each, todo
 
 ALL = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
@@ -95,8 +95,8 @@ class Langevin(Temperatures):
 
     def claims(self, results: Results) -> Found:
         found = self.accuracies(results)
-        rises = {f"{b:.0e} > {a:.0e}": more(found[b], found[a]) for a, b in pairwise(ALL[:4])}
-        yield told(found, ALL[:4]), more(found[MILD], found[COLD])
+        rises = {f"{b:.0e} > {a:.0e}": more(found[b], found[a], least=POINT) for a, b in pairwise(ALL[:4])}
+        yield told(found, ALL[:4]), more(found[MILD], found[COLD], least=POINT)
         yield told(found, ALL[:4]), every(rises)
         yield told(found, ALL[3:]), less(found[HOTTEST], found[MILD])
 
@@ -131,8 +131,8 @@ class LOL(Temperatures):
 
     def claims(self, results: Results) -> Found:
         found = self.accuracies(results)
-        yield told(found, ALL[:4]), more(found[MILD], found[COLD])
-        yield told(found, (MILD, WARMER)), less(found[WARMER], found[MILD])
+        yield told(found, ALL[:4]), more(found[MILD], found[COLD], least=POINT)
+        yield told(found, (MILD, WARMER)), less(found[WARMER], found[MILD], least=POINT)
         yield f"{ACCURACY.text(found[HOT])} %", less(found[HOT], found[MILD], by=20.0)
         peak = chosen(found)
         others = {"than cold": COLD, "than hot": HOTTEST}

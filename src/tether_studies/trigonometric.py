@@ -4,7 +4,7 @@ import numpy as np
 
 from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, at, recipe, study
-from tether_studies.judges import chosen, every, judging, less, more, near, plus_minus, undecided
+from tether_studies.judges import POINT, chosen, every, judging, less, more, near, plus_minus, undecided
 from tether_studies.planar import LOSS, Task, todo
 from tether_studies.quantities import Quantity, within
 
@@ -95,12 +95,12 @@ class Trigonometric(Experiment):
         yield f"{plus_minus(ratios, 2)} times, {quickest.replace('Adam ', '')}", judgement
         adams = [name for name in FIVE if name in ADAM]
         best = chosen({name: ends[name] for name in adams})
-        ahead = {name: more(judging(ends[name]), judging(ends[best])) for name in ("LOL", "AdLaLa")}
+        ahead = {name: more(judging(ends[name]), judging(ends[best]), least=POINT) for name in ("LOL", "AdLaLa")}
         peak = max(float(five[name]["accuracy"][:, 0].mean(1).max()) for name in adams)
         said = f"{FINAL.listed(five)}; Adam's peak {peak:.1f} %"
         yield said, every(ahead)
-        worse = {name: less(ends["SGLD"], ends[name]) for name in ("LOL", "AdLaLa")}
-        worse[best] = less(judging(ends["SGLD"]), judging(ends[best]))
+        worse = {name: less(ends["SGLD"], ends[name], least=POINT) for name in ("LOL", "AdLaLa")}
+        worse[best] = less(judging(ends["SGLD"]), judging(ends[best]), least=POINT)
         yield FINAL.listed(five, "SGLD"), every(worse)
 
     def draw(self, results: Results) -> Figures:

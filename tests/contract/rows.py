@@ -36,6 +36,7 @@ class Row:
     trains_at: float = 0.2  # a step size at which sixty steps help
     gradients: int = 1  # in a step
     tested: bool = False  # accepted or rejected by the energies
+    paced: bool = False  # all parameters share one clock, which their gradients set
 
     def build(self, model: nn.Module, **options: Any) -> tether.Optimizer:
         return self.method(model, **{"lr": LR, **self.fields, **options})
@@ -57,7 +58,10 @@ def path(**fields: Any) -> Row:
 ROWS = {
     "sgd": Row(methods.sgd, {}, noisy=False),
     "sgld": Row(methods.sgld, {"temperature": 1e-3}),
+    "rms_sgld": Row(methods.rms_sgld, {"lr": 0.01, "temperature": 1e-4, "eps": 1e-3}, trains_at=0.02),
+    "RMS with momenta": word("BAOAB", temperature=1e-4, metric=tether.RMS(0.9, eps=1e-3)),
     "langevin": Row(methods.langevin, {"temperature": 1e-3}),
+    "samadams": Row(methods.samadams, {"temperature": 1e-3}, whole=True, paced=True),
     "hmc": Row(methods.hmc, {"steps": 3, "temperature": 1e-3}, closure=True, gradients=4, tested=True),
     "mala": Row(methods.mala, {"lr": 0.01, "temperature": 1e-3}, closure=True, gradients=2, tested=True, trains_at=0.1),
     "langevin_in_layers": Row(methods.langevin_in_layers, {"friction": 0.5, "temperature": 1e-3}),

@@ -16,7 +16,7 @@ from rows import ROWS, every_method, network
 
 import tether
 from fitting import used
-from tether import Circle, Level, Optimizer, Orthogonal, Part, Replicas, Sphere
+from tether import Circle, Level, Optimizer, Orthogonal, Part, Replicas, SpectralBall, Sphere
 
 HOME = str(Path(tether.__file__).parent)
 LONG = (500, 40)  # steps of a run, and how many of them are interrupted
@@ -40,6 +40,13 @@ OTHERS = {
     "circles": on(Circle(torch.tensor(1.0)), "BAOAB"),
     "sphere without slack": on(Sphere(1.0, slack=False)),
     "orthogonal": on(Orthogonal(), "MS"),
+    "spectral ball": on(SpectralBall(0.5), "BAOAB"),
+    "Spectral on orthogonal weights": lambda model: Optimizer(
+        model,
+        [Part("*.weight", on=Orthogonal(), metric=tether.Spectral()), Part("*")],
+        lr=0.05,
+        word="MV",
+    ),
     "level": on(Level(lambda w: w.square().sum() - 1)),
 }
 
@@ -49,10 +56,10 @@ def everything(model, opt):
     values |= {f"wants {name}": torch.tensor(x.requires_grad) for name, x in model.named_parameters()}
     for name, param in model.named_parameters():
         for key, x in opt.state.get(param, {}).items():
-            if not (key == "momentum" and not x.any()):  # made at rest: no change
+            if not (key in ("momentum", "rms", "dual") and not x.any()):  # made at rest: no change
                 values[f"{key} {name}"] = x.clone()
     for i, group in enumerate(opt.param_groups):
-        keys = [key for key in ("step", "previous_lr", "thermostat", "tested") if key in group]
+        keys = [key for key in ("step", "previous_lr", "thermostat", "tested", "pace") if key in group]
         values |= {f"{key} {i}": torch.as_tensor(group[key]) for key in keys}
     values["clock"] = torch.tensor(opt.clock.step)
     return values

@@ -146,6 +146,11 @@ def test_add_param_group_takes_fields_and_leaves_the_others_their_noise(name):
             opt.add_param_group(new)
         assert len(opt.param_groups) == groups
         return
+    if ROWS[name].paced:
+        with pytest.raises(ValueError, match="is the clock of all parameters"):
+            opt.add_param_group({**new, "word": "BAOAB"})
+        assert len(opt.param_groups) == groups
+        return
     opt.add_param_group(new)
     assert len(opt.param_groups) == groups + 1
     added = opt.param_groups[-1]
@@ -192,6 +197,8 @@ def test_a_bad_param_group_changes_nothing(name):
         assert new == given
         assert opt.param_groups == groups
         assert_same(before, snapshot(model.base, opt))
+    if ROWS[name].paced:
+        return
     opt.add_param_group({"params": params})
     push(model.base if ROWS[name].measured else model, opt)
     assert [group["step"] for group in opt.param_groups] == [2] * (len(groups) + 1)

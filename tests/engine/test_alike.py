@@ -78,7 +78,7 @@ def load_own(opt):
 @pytest.mark.parametrize("case", CASES)
 def test_they_move_as_each_alone_whatever_happens_between_steps(case, change, apart):
     together, opt = trained(table(**CASES[case]), change=change)
-    assert (len(opt.gathering.rows) < len(opt.rows)) == (case != "thermostat")
+    assert len(opt.gathering.rows) < len(opt.rows)
     saved = opt.state_dict()
     apart()
     alone, other = trained(table(**CASES[case]), change=change)
@@ -120,3 +120,55 @@ def test_a_scheduler_makes_no_new_leaders():
     opt.step()
     assert opt.gathering.rows == before
     assert {row.values["lr"] for row in before} == {group["lr"] for group in opt.param_groups}
+
+
+def set_one(opt):
+    opt.param_groups[1]["thermostat"] = torch.full((3,), 0.7, dtype=torch.float64)
+
+
+def stop_one(opt):
+    opt.stop([1])
+
+
+def lose_one(opt):
+    """A parameter whose gradient the kernel cannot read: from here on every part plans its own step."""
+    param = opt.param_groups[2]["params"][0]
+    param.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad.mT.contiguous().mT))
+
+
+@pytest.mark.parametrize("change", [None, set_one, stop_one, freeze_one, load_own, lose_one])
+@pytest.mark.parametrize("fields", [{}, {"normalised": True}, {"word": "BAFEFAB"}])
+def test_thermostats_of_replicas_move_as_each_alone_to_the_bit(fields, change, apart):
+    def run():
+        ens = tether.Replicas(lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(9)]), 3)
+        settings = {"word": "BACDEDCAB", "coupling": 1e-2, "temperature": 1e-2, "noise": 0.1, **fields}
+        parts = [tether.Part(f"{i}.{kind}", **settings) for i in range(9) for kind in ("weight", "bias")]
+        opt, x = tether.Optimizer(ens, parts, lr=0.05), torch.ones(5, 4)
+        for i in range(6):
+            if change is not None and i == 3:
+                change(opt)
+            opt.zero_grad()
+            ens(x).square().mean((1, 2)).sum().backward()
+            opt.step()
+        ξ = [group["thermostat"].clone() for group in opt.param_groups]
+        return [param.detach().clone() for param in ens.parameters()], ξ, opt
+
+    together, ξ, opt = run()
+    leaders = [row for row in opt.gathering.rows if len(row.names) > 1]
+    assert [len(row.names) for row in leaders] == ([2] if change is lose_one else [16, 2])  # 16 go together
+    assert len({float(x[0]) for x in ξ}) == 18  # each has its own
+    apart()
+    alone, others, _ = run()
+    assert all(map(torch.equal, together, alone))
+    assert all(map(torch.equal, ξ, others))
+
+
+def test_a_thermostat_that_is_too_fast_is_named():
+    net = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 1))
+    parts = [tether.Part(where, word="BACDEDCAB", coupling=0.1, temperature=1.0) for where in ("0.weight", "0.bias")]
+    opt = tether.Optimizer(net, [*parts, tether.Part("*")], lr=0.1)
+    net(torch.ones(1, 40)).sum().backward()
+    before = [param.detach().clone() for param in net.parameters()]
+    with pytest.raises(RuntimeError, match=r"part '0.weight': the thermostat is too fast .* N = 1600"):
+        opt.step()
+    assert all(map(torch.equal, before, net.parameters()))

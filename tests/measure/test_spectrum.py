@@ -122,7 +122,7 @@ def test_lanczos_restarts_when_memory_is_short():
     diagonal = torch.tensor([*torch.linspace(0, 1, 500).tolist(), 1.05, 1.1, -0.03], dtype=torch.float64)
     like = torch.empty(503, dtype=torch.float64)
     settings = {"tolerance": 1e-7, "iterations": 5000, "generator": torch.Generator().manual_seed(0)}
-    found = extremes(lambda v: diagonal * v, like, 3, 1, memory=30 * 503 * 8, **settings)
+    found = extremes(lambda v, out: torch.mul(diagonal, v, out=out), like, 3, 1, memory=30 * 503 * 8, **settings)
     want = torch.tensor([-0.03, 1.0, 1.05, 1.1], dtype=torch.float64)
     torch.testing.assert_close(found.values, want, atol=1e-10, rtol=0)
     assert found.vectors.abs().argmax(1).tolist() == [502, 499, 500, 501]

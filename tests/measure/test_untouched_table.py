@@ -66,8 +66,15 @@ CASES = [
     ("gradient_norms", lambda net, data: measure.gradient_norms(net, shuffled(data))),
     ("jacobian_spectrum", lambda net, data: measure.jacobian_spectrum(net, data[0])),
     ("jacobian_spectrum, Lanczos", lambda net, data: measure.jacobian_spectrum(net, data[0][:2], top=1)),
+    ("lipschitz", lambda net, data: measure.lipschitz(net, data[0])),
     ("homogeneity", lambda net, data: measure.homogeneity(net, data)),
     ("gradient_noise", lambda net, data: measure.gradient_noise(net, data, 3)),
+    (
+        "llc",
+        lambda net, data: measure.llc(
+            net, shuffled(data), lr=0.01, draws=4, thin=1, chains=2, batch=4, localisation=1e4
+        ),
+    ),
     ("gradient_noise, one by one", lambda net, data: measure.gradient_noise(net, data, 3, one_by_one=True)),
 ]
 
@@ -122,6 +129,7 @@ def trace(net, data):
     return hashlib.sha256(pickle.dumps(parts)).hexdigest()
 
 
+@pytest.mark.filterwarnings("ignore:R-hat is", "ignore:the parameters have", "ignore:λ̂ = ")  # of so few draws
 @pytest.mark.parametrize(("name", "call"), CASES, ids=[name for name, _ in CASES])
 def test_nothing_is_left_behind(name, call):
     net, data = network()

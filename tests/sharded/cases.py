@@ -460,6 +460,11 @@ def refused(rank, world):
         tether.Optimizer(columns, [tether.Part("0.weight", on=tether.Sphere(per="tensor")), tether.Part("*")], lr=0.1)
     except ValueError as error:
         found["whole"] = str(error)
+    try:
+        rows = sharded("sgd", "rows", torch.float64, world)
+        tether.Optimizer(rows, [tether.Part("0.weight", on=tether.SpectralBall()), tether.Part("*")], lr=0.1)
+    except ValueError as error:
+        found["ball"] = str(error)
     opt = torch.optim.AdamW(columns.named_parameters(), lr=0.01)
     try:
         tether.constrain(opt, {"0.weight": tether.Sphere()})

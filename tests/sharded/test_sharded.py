@@ -128,6 +128,7 @@ def test_refusals_say_what_to_do():
         assert "use DDP" in found["path"]
         assert "leave it whole" in found["level"]
         assert "leave it whole" in found["whole"]
+        assert "leave it whole" in found["ball"]
         assert "use batch_dims=0" in found["replicas"]
         assert "Shard(0)" in found["sphere"]
 

@@ -78,6 +78,29 @@ def test_as_good_as_is_two_one_sided_tests():
     assert no_worse(x - 1, 0.0, within=0.1).verdict == NOT_HELD
 
 
+def test_a_difference_too_small_for_the_claim_is_none():
+    # error 0.1, three freedoms: within 2.353 errors of 0.24 either way, and t = 1 < 3.182
+    x = np.array([0.0, 0.2, -0.2, 0.0]) * math.sqrt(3 / 2)
+    assert more(x, 0.0).verdict == UNDECIDED
+    assert more(x, 0.0, least=0.23).verdict == UNDECIDED
+    assert more(x, 0.0, least=0.24).verdict == NOT_HELD
+    assert more(x, 0.0, least=0.24).p == pytest.approx(student.sf(2.4, 3))
+    assert less(x + 0.1, np.zeros(4), least=0.33).verdict == UNDECIDED
+    assert less(x + 0.1, np.zeros(4), least=0.34).verdict == NOT_HELD
+    assert more(x + 1, 0.0, least=2.0).verdict == HELD  # a difference that is seen is one, however small
+    assert more(x + 1, 0.0, by=1.0, least=0.24).verdict == NOT_HELD
+    assert more([1.0] * 4, [1.0] * 4, least=0.1).verdict == NOT_HELD
+    assert more([1.0], [1.0], least=0.1).verdict == UNDECIDED
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_a_difference_as_large_as_the_least_is_called_none_in_one_case_of_twenty(n):
+    draws = np.random.default_rng(n).normal(size=(10_000, n))
+    found = [more(x, 0.0, least=1e-9 + 1.0) for x in draws + 1.0]
+    none = sum(one.verdict == NOT_HELD and "either way" in one.evidence for one in found)
+    assert none / 10_000 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 10_000)
+
+
 @pytest.mark.parametrize("none", [[], [1.0], [math.nan, 1.0]])
 def test_too_few_runs_decide_nothing(none):
     for found in (more(none, none), near(none, none, 1.0), no_worse(none, none, 1.0), less(none, 0.0)):

@@ -179,6 +179,48 @@ def test_a_parameter_without_gradient_stands_still():
     assert torch.equal(net[0].weight, before)
 
 
+@every_surface
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_spoils_nothing(name, value):
+    net, opt = build("AdamW", name)
+    twin, other = build("AdamW", name)
+    for _ in range(2):
+        both = [(net, opt), (twin, other)]
+        for one, mine in both:
+            mine.zero_grad()
+            one(torch.ones(4, 3)).square().sum().backward()
+        good = net[2].weight.grad.clone()
+        net[2].weight.grad[0, 1] = value
+        with pytest.raises(tether.NonFiniteGradient, match=r"'2\.weight' .* of 10\)\. No parameter was moved"):
+            opt.step()
+        net[2].weight.grad.copy_(good)
+        for _, mine in both:
+            mine.step()
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+    assert tether.violation(opt) < 1e-5
+
+
+def test_a_closure_makes_its_own_gradients_and_a_grad_scaler_skips_by_itself():
+    net, opt = build("AdamW", "circle")
+    net[0].weight.grad = torch.full_like(net[0].weight, math.nan)  # left by a step before
+
+    def closure():
+        opt.zero_grad()
+        loss = net(torch.ones(4, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert not any(p.isnan().any() for p in net.parameters())
+    fused = nn.Linear(3, 3)
+    opt = tether.constrain(torch.optim.AdamW(fused.named_parameters(), lr=0.1, fused=True), {"weight": Circle(0.4)})
+    before, scaler = fused.weight.detach().clone(), torch.amp.GradScaler("cpu", init_scale=1e38)
+    scaler.scale(1e10 * fused(torch.ones(1, 3)).sum()).backward()
+    scaler.step(opt)
+    scaler.update()
+    torch.testing.assert_close(fused.weight, before)
+
+
 def test_the_first_glob_that_matches_wins():
     net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     opt = torch.optim.SGD(net.named_parameters(), lr=0.1)

@@ -8,7 +8,7 @@ from torch import nn
 from walks import LIMIT, LONG, WORDS, errors_of, faults, normal, run, stiefel, tall, walk
 
 import tether
-from tether.surfaces import Circle, Level, Orthogonal, Sphere
+from tether.surfaces import Circle, Level, Orthogonal, SpectralBall, Sphere
 
 ROW = torch.tensor([0.3, 0.6, 1.0, 0.8, 0.5])
 # name: surface, shapes of its parameters, steps
@@ -22,6 +22,7 @@ SURFACES = {
     "sphere, its own norm": (lambda: Sphere(None, per="tensor"), [(2, 2)], 80),
     "orthogonal": (Orthogonal, [(6, 4), (4, 6), (4, 4)], 150),
     "orthogonal, scaled": (lambda: Orthogonal(scale=2.0), [(6, 4)], 150),
+    "spectral ball": (lambda: SpectralBall(0.9), [(6, 4), (4, 6), (4, 4), (3, 1, 2)], 150),
     "level": (lambda: Level(stiefel), [(3, 2)], 20),
 }
 OTHERS = [(dtype, word) for dtype in (torch.float64, torch.bfloat16) for word in ("X", "BAOAB", "BACDEDCAB")]

@@ -9,7 +9,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy.special import iv
 from walks import normal, stiefel, walk
 
-from tether.surfaces import Circle, Level, Orthogonal, Sphere
+from tether.surfaces import Circle, Level, Orthogonal, SpectralBall, Sphere
 
 KAPPA = 1.5
 
@@ -100,6 +100,9 @@ def on_surface(name):
         surface, q = Orthogonal(), torch.linalg.qr(normal(3, 4, 4))[0]
     elif name == "orthogonal, scaled":
         surface, q = Orthogonal(scale=2.0), 2 * torch.linalg.qr(normal(3, 5, 3))[0]
+    elif name == "spectral ball":
+        surface = SpectralBall(2.0)
+        q = surface.place(0.7 * normal(3, 5, 3))
     elif name == "level":
         surface, q = Level(stiefel).bind([(4, 2)]), torch.linalg.qr(normal(3, 4, 2))[0].flatten(1)
     elif name == "level, torus":
@@ -126,6 +129,7 @@ SURFACES = [
     "orthogonal, tall",
     "orthogonal, square",
     "orthogonal, scaled",
+    "spectral ball",
     "level",
     "level, torus",
 ]

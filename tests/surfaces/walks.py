@@ -12,7 +12,7 @@ from torch import nn
 
 import tether
 from fitting import used
-from tether.surfaces import Circle, Level, Orthogonal, Sphere, Surface
+from tether.surfaces import Circle, Level, Orthogonal, SpectralBall, Sphere, Surface
 
 WORDS = ("X", "L", "OBA", "ABO", "BAOAB", "BACDEDCAB")
 LIMIT = {torch.float32: 1e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2}
@@ -75,6 +75,11 @@ def point(surface: Surface, param: torch.Tensor, state: dict[str, torch.Tensor])
         q, c = tall(θ), surface.scale
         g = q.mT @ q / c**2 - torch.eye(q.shape[1], dtype=q.dtype)
         return g, torch.zeros(()) if p is None else (p.mT @ q + q.mT @ p) / c**2
+    if isinstance(surface, SpectralBall):
+        w, r = tall(θ), surface.radius
+        q = torch.cat((w, state["point"][len(w) :]))
+        g = q.mT @ q / r**2 - torch.eye(q.shape[1], dtype=q.dtype)
+        return g, torch.zeros(()) if p is None else (p.mT @ q + q.mT @ p) / r**2
     assert isinstance(surface, Level)
     g = surface.g(θ)
     if p is None:

@@ -44,7 +44,7 @@ class Lanes(NamedTuple):
 class Owned:
     """Parameters and their state as a body took them over, to notice when somebody replaces one."""
 
-    def __init__(self, params: Tensors, state: Mapping[torch.Tensor, Any], kept: Mapping[str, Tensors]) -> None:
+    def __init__(self, params: Tensors, state: Mapping[torch.Tensor, Any], kept: dict[str, Tensors]) -> None:
         self.params, self.state, self.kept = params, state, kept
         self.kinds = [(x.shape, x.dtype, x.device) for x in params]
 
@@ -67,8 +67,11 @@ class Block:
     """
 
     ξ: torch.Tensor | None = None
+    part: Sequence[int] | None = None  # which thermostat each tensor has, where there are several
     fields: Mapping[str, torch.Tensor] = NONE  # those with a number for each entry, by their symbols
     astray: torch.Tensor | None = None  # free tensors can always go back
+    step = 0  # how many there have been
+    surface: Any = None  # along which a metric leads
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Block:
         momenta: bool,
         lanes: Lanes,
         cut: Whole = WHOLE,
+        keeps: Sequence[str] = (),
     ) -> None:
         self.home, self.cut, self.share = owners, cut, cut.share
         self.params = params = cut.tensors(owners)
@@ -90,16 +94,16 @@ class Block:
             self.total += -(-size // ALIGN) * ALIGN
         self.dtype, self.device = params[0].dtype, params[0].device
         self.kernel = native.serves(self.dtype, self.device) and cut.contiguous
+        self.kept = Owned(owners, state, {})
         self.momenta: Tensors = []
-        self.flat = torch.zeros(self.total, dtype=self.dtype, device=self.device) if momenta else None
-        if self.flat is not None:
-            self.momenta = self.views(self.flat)
-            for i, (owner, view) in enumerate(zip(owners, self.momenta, strict=True)):
-                if "momentum" in state[owner]:
-                    view.copy_(cut.read(i, state[owner]["momentum"], view))
-                state[owner]["momentum"] = cut.keep(i, view)
-        kept = {"momentum": [state[owner]["momentum"] for owner in owners]} if momenta else {}
-        self.kept = Owned(owners, state, kept)
+        self.flat: torch.Tensor | None = None
+        wide = torch.promote_types(self.dtype, torch.float32)  # averages over many steps need its digits
+        self.notes = self.more_room(wide)  # what is kept of each entry: momenta, and what a metric needs
+        if momenta:
+            self.flat, self.momenta = self.memory("momentum", self.dtype)
+            self.notes.add("p", self.flat, self.momenta)
+        for key in keeps:
+            self.notes.add(key, *self.memory(key, wide))
         self.held = native.Held(params, self.dtype, self.sizes)
         self.drawn: Normals | None = None
         self.first: dict[int, torch.Tensor] = {}
@@ -112,9 +116,30 @@ class Block:
             if self.flat is not None:
                 self.room.add("p", self.flat, self.momenta)
 
-    def more_room(self) -> Room:
+    def memory(self, key: str, dtype: torch.dtype) -> tuple[torch.Tensor, Tensors]:
+        """State of this name for each entry, zeros at first: one flat buffer, and what of it belongs to each tensor."""
+        flat = torch.zeros(self.total, dtype=dtype, device=self.device)
+        views, state = self.views(flat), self.kept.state
+        for i, (owner, view) in enumerate(zip(self.home, views, strict=True)):
+            if key in state[owner]:
+                view.copy_(self.cut.read(i, state[owner][key], view))
+            state[owner][key] = self.cut.keep(i, view)
+        self.kept.kept[key] = [state[owner][key] for owner in self.home]
+        return flat, views
+
+    def share_out(self, part: Sequence[int]) -> None:
+        """Know which thermostat each tensor has."""
+        self.part = part
+        self.layout = self.places(self.everything) if self.kernel else None
+
+    def more_room(self, dtype: torch.dtype | None = None) -> Room:
         """Buffers in which the tensors lie as in the flat momenta."""
-        return Room(partial(torch.zeros, self.total, dtype=self.dtype, device=self.device), self.views)
+        return Room(partial(torch.zeros, self.total, dtype=dtype or self.dtype, device=self.device), self.views)
+
+    def near(self) -> Room:
+        """Buffers for tensors that move in the place of these."""
+        self.second = self.more_room() if self.second is None else self.second
+        return self.second
 
     def views(self, flat: torch.Tensor) -> Tensors:
         return [
@@ -160,9 +185,8 @@ class Block:
     def beside(self, θ: Tensors, p: Tensors) -> Block:
         """A block like this one that moves other tensors by the same gradients."""
         twin = copy.copy(self)
-        if self.room is not None and self.second is None:
-            self.second = self.more_room()
-        twin.θ, twin.p, twin.values, twin.waiting, twin.after, twin.room = θ, p, None, [], [], self.second
+        twin.θ, twin.p, twin.values, twin.waiting, twin.after = θ, p, None, [], []
+        twin.room = None if self.room is None else self.near()
         return twin
 
     def twin(self) -> Block:
@@ -246,7 +270,8 @@ class Block:
     def places(self, which: list[int]) -> tuple[native.Layout, Any, tuple[str, ...]]:
         """Layout, addresses of the momenta, names: what the kernel needs and does not change."""
         counts = [self.sizes[i] // self.rows for i in which]
-        layout = native.Layout(counts, self.rows, self.lanes.numbers, self.cut.first(which))
+        part = None if self.part is None else [self.part[i] for i in which]
+        layout = native.Layout(counts, self.rows, self.lanes.numbers, self.cut.first(which), part)
         momenta = native.addresses([self.momenta[i] for i in which], self.dtype, layout.whole) if self.momenta else None
         return layout, momenta, tuple([self.names[i] for i in which])
 

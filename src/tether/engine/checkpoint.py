@@ -61,7 +61,7 @@ def check_checkpoint(state_dict: dict[str, Any], rows: Sequence[Row], lanes: Lan
             momentum = state_dict["state"].get(j, {}).get("momentum")
             surface, dims = rows[i].surface, int(lanes.batched)
             expected = tuple(param.shape)
-            if isinstance(surface, Surface):
+            if rows[i].bound and isinstance(surface, Surface):
                 whole = (sum(x.numel() for x in group["params"]) // lanes.rows,)
                 own = surface.coordinates(whole if surface.together else param.shape[dims:])
                 expected = (*param.shape[:dims], *own)
@@ -89,13 +89,13 @@ def with_every_parameter(packed: dict[str, Any], rows: Sequence[Row]) -> dict[st
 def take_over(rows: Sequence[Row], groups: Sequence[dict[str, Any]], state: Any, given: dict[str, Any]) -> None:
     """Take over what torch has loaded.
 
-    It casts state to the parameter's dtype, too coarse for points in half precision, and does not copy it.
+    It casts state to the parameter's dtype, too coarse for points and averages in half precision, and does not copy it.
     """
     for saved, row, group in zip(given["param_groups"], rows, groups, strict=True):
         row.group = group
         row.know()
         row.forget()
-        wide = group["on"] != "Free()"
+        wide = group["on"] != "Free()" or group["metric"] is not None
         for j, param in zip(saved["params"], group["params"], strict=True):
             if j in given["state"]:
                 state[param] = {

@@ -17,7 +17,7 @@ from tether.engine.formulas import NONE, Formula
 from tether.engine.sums import Scalar, Terms, per_replica
 from tether.letters import Letter
 
-__all__ = ["Flat", "Room", "gathered", "kept", "pieces"]
+__all__ = ["Flat", "Room", "gathered", "kept", "over_entries", "pieces", "restored", "unless"]
 
 Tensors = list[torch.Tensor]
 
@@ -172,6 +172,28 @@ class Flat:
 def kept(bad: torch.Tensor | None, old: Any, new: torch.Tensor) -> torch.Tensor:
     """The new values, but the old ones where the gradient is bad."""
     return new if bad is None else torch.where(bad.to(new.device), old, new)
+
+
+def over_entries(bad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """One truth, or one for each replica, in the shape that goes with the entries of a tensor."""
+    return bad.view(-1, *[1] * (like.dim() - 1)) if bad.dim() else bad
+
+
+def unless(bad: torch.Tensor | None, old: Tensors, new: Tensors) -> Tensors:
+    """The new tensors, but with the old values of replicas, or of all, whose gradient is bad."""
+    if bad is None:
+        return new
+    return [kept(over_entries(bad, x), x.detach(), y) for x, y in zip(old, new, strict=True)]
+
+
+def restored(bad: torch.Tensor | None, old: Room, new: Room, symbol: str, to: str) -> list[Write]:
+    """The writes that put the old values into the new buffer for replicas, or for all, whose gradient is bad."""
+    if bad is None:
+        return []
+    if not bad.dim():
+        return [write(torch.where, bad, old.flat[symbol], new.flat[to], out=new.flat[to])]
+    pairs = zip(old.views[symbol], new.views[to], strict=True)
+    return [write(torch.where, over_entries(bad, x), x, y, out=y) for x, y in pairs]
 
 
 def gathered(tensors: Tensors, rows: int) -> torch.Tensor:

@@ -21,17 +21,18 @@ __all__ = [
 ]
 
 Groups = list[dict[str, Any]]
+SKIP = "Optimizer(..., on_nonfinite='skip')"
 
 
 class NonFiniteGradient(RuntimeError):
     """A gradient holds inf or nan; nothing has been moved. `names` are the parameters concerned."""
 
-    def __init__(self, found: Mapping[str, str], replicas: Sequence[int] = ()) -> None:
+    def __init__(self, found: Mapping[str, str], replicas: Sequence[int] = (), skip: str = SKIP) -> None:
         where = "; ".join(f"{name!r} ({what})" for name, what in found.items())
         where += f"; replica {', '.join(map(str, replicas))}" if replicas else ""
         super().__init__(
             f"non-finite gradient in {where}. No parameter was moved: lower lr or clip the gradient, "
-            "or skip such steps with Optimizer(..., on_nonfinite='skip')"
+            f"or skip such steps with {skip}"
         )
         self.names, self.replicas = tuple(found), tuple(replicas)
 

@@ -271,25 +271,19 @@ class Moving(Stack):
     def matrices(self, kernel: native.Stiefel) -> None:
         """The kernel's moves, into `out` and `moved`; matrices with too long a step by the surface's own maps."""
         moves, noise = self.prepared()
-        θ, g = self.params, self.grads
-        if self.lanes.batched:
-            θ, g = ([x[j] for x in xs for j in range(self.rows)] for xs in (θ, g))
-        θ = list(self.out) if self.ahead else θ
+        θ = [self.out] if self.ahead else self.params
         p = self.moved if self.ahead else self.p
-        momenta = [] if p is None else list(p)
-        hard = native.stiefel(kernel, θ, momenta, g, noise, self.out, self.moved, moves.packed, moves.each)
+        momenta = [] if p is None else [p]
+        hard = native.stiefel(kernel, θ, momenta, self.grads, noise, self.out, self.moved, moves.packed, moves.each)
         if hard:
-            self.hard_ones(hard, θ, p, g, moves, noise)
+            self.hard_ones(hard, θ, p, moves, noise)
         self.ahead = True
 
-    def hard_ones(
-        self, hard: list[int], θ: Tensors, p: torch.Tensor | None, g: Tensors, moves: Moves, noise: Tensors
-    ) -> None:
+    def hard_ones(self, hard: list[int], θ: Tensors, p: torch.Tensor | None, moves: Moves, noise: Tensors) -> None:
         """The same moves for some of the matrices, by the maps of the surface."""
         lift = self.surface.lift
-        x, gradient = lift(torch.stack([θ[i].detach() for i in hard])), None
-        if g:
-            gradient = lift(torch.stack([g[i] for i in hard]))
+        x = lift((self.out if self.ahead else self.gather(θ))[hard])
+        gradient = lift(self.gather(self.grads)[hard]) if self.grads else None
         other = Carried(self.surface, x, None if p is None else p[hard], gradient, None, 1, self.seen)
         for target, draw, *numbers in moves.ops:
             each = (spread(c, self.out, self.rows) for c in numbers)

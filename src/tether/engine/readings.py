@@ -37,8 +37,9 @@ def squares(opt: Optimizer, row: Row) -> Iterator[Squares]:
     named = [(name, x) for name, x in zip(row.names, params, strict=True) if "momentum" in opt.state.get(x, {})]
     sums = []
     for _, x in named:
-        momenta = local(opt.state[x]["momentum"]).detach().double()
-        sums.append((momenta.square() / masses(row, momenta)).reshape(lanes.rows, -1).sum(1).cpu())
+        state = {key: local(value).detach() for key, value in opt.state[x].items()}
+        squared, own = state["momentum"].double().square(), 1.0 if row.metric is None else row.metric.mass(state)
+        sums.append((squared / (masses(row, squared) * own)).reshape(lanes.rows, -1).sum(1).cpu())
     if row.ranks is not None and named:
         each = [row.ranks.share(x) * one for (_, x), one in zip(named, sums, strict=True)]
         sums = list(row.ranks.total(torch.stack(each)))

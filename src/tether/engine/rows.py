@@ -36,6 +36,9 @@ read_in = itemgetter(*CHOICES, *NUMERIC, "normalised", "seed", "where")
 class Row:
     """A part: its param group, what it is made of, and the bodies that move."""
 
+    members: Sequence[Row] = ()  # the rows whose parameters it holds,
+    apart = False  # and is it to give way to them?
+
     def __init__(
         self,
         group: dict[str, Any],
@@ -96,6 +99,8 @@ class Row:
         if self.choices() != self.chosen:
             self.change()
             fields = read_in(self.group)
+        if self.metric is not None:  # a temperature may be one that it refuses
+            self.metric.check(f"part {self.group['where']!r}", {**self.group, "on": self.surface})
         replicas = self.lanes.rows if self.lanes.batched else 0
         self.values = symbols(self.group, self.numbers, replicas)
         self.entries = entries_in(self.group, replicas)
@@ -125,8 +130,6 @@ class Row:
         rhythm = rhythm_of(where, row)
         word = check_word(where, row)
         rhythm.check(where, row)
-        if self.metric is not None:
-            self.metric.check(where, row)
         if rhythm != self.rhythm:
             commit(self.rhythm.rise(self))
             self.rhythm = rhythm
@@ -162,14 +165,18 @@ class Row:
         gradient = gradient and self.rhythm.due(self.group["step"])
         for body in self.made:
             body.begin(self.values["ω"], gradient, resting)
-            body.bad, body.fields = bad, self.entries
+            body.bad, body.fields, body.step = bad, self.entries, self.group["step"]
         self.bodies: list[Any] = [body for body in self.made if body.live]
         self.scalars = dict(self.values)
         self.scalars["N"] = count = sum([body.degrees for body in self.bodies])
         if self.group["normalised"] and count:
             self.scalars["ε"] = self.scalars["ε"] / count
         if "ξ" in self.word.needs and self.bodies and not self.still:
-            check_thermostat(self.group, self.scalars, self.state, resting, self.readable, self.ranks)
+            self.follow()
+
+    def follow(self) -> None:
+        """Raise unless the letters can follow the thermostat with this step size."""
+        check_thermostat(self.group, self.scalars, self.state, self.resting, self.readable, self.ranks)
 
     def make_state(self) -> None:
         """Make momenta and points of all that is trained now, not at the first step."""
@@ -190,7 +197,7 @@ class Row:
         for param, name in chosen:
             check_shape(name, param)
         made: list[Any]
-        if self.ranks is None and isinstance(self.surface, Surface):
+        if self.ranks is None and self.bound and isinstance(self.surface, Surface):
             found = stacks([param for param, _ in chosen], [name for _, name in chosen], self.surface)
             made = [Moving(mine, own, self.state, momenta, self.lanes, self.surface) for mine, own in found]
         else:
@@ -211,7 +218,21 @@ class Row:
             mine, own = alike.setdefault((param.dtype, param.device), ([], []))
             mine.append(param)
             own.append(name)
-        return [Block(mine, own, self.state, momenta, self.lanes) for mine, own in alike.values()]
+        rest = self.state, momenta, self.lanes
+        found = [Block(mine, own, *rest, keeps=self.keeps) for mine, own in alike.values()]
+        for block in found:
+            block.surface = self.surface
+        return found
+
+    @property
+    def bound(self) -> bool:
+        """Does the surface move the bodies? Not where a metric leads along it."""
+        return isinstance(self.surface, Surface) and not (self.metric is not None and self.metric.guides)
+
+    @property
+    def keeps(self) -> Sequence[str]:
+        """The state that the metric keeps for each entry."""
+        return () if self.metric is None else self.metric.keeps
 
     def enter(self, measured: Mapping[str, Any]) -> None:
         """Take this step in the row's metric."""
@@ -219,7 +240,7 @@ class Row:
         whole = "p" in self.word.needs or noisy(self.word, self.values)
         self.bodies = [self.metric.enter(body, measured, whole) or body for body in self.bodies]
 
-    def play(self, beats: tuple[Beat, ...], times: float = 1.0, bodies: Any = None, draw: int = 0) -> int:
+    def play(self, beats: tuple[Beat, ...], times: Any = 1.0, bodies: Any = None, draw: int = 0) -> int:
         """Let bodies plan these beats with a step `times` as long; returns the next free draw."""
         bodies = self.bodies if bodies is None else bodies
         if not beats or not bodies:
@@ -243,16 +264,16 @@ class Row:
         found = yield from in_turn(self.bodies, self.composed(beats).pieces, start, name)
         self.scalars["ξ"] = torch.as_tensor(found, dtype=ξ.dtype, device=ξ.device)
 
-    def composed(self, beats: tuple[Beat, ...], times: float = 1.0, draw: int = 0) -> Composed:
+    def composed(self, beats: tuple[Beat, ...], times: Any = 1.0, draw: int = 0) -> Composed:
         """The beats as programs, kept as long as the fields are what they were."""
         group, scalars = self.group, self.scalars
         before, now = group["previous_lr"], self.values["lr"]
-        if times != 1:
+        if isinstance(times, torch.Tensor) or times != 1:
             before, now = before * times, now * times
         values = (before, now, draw, *[scalars[s] for s in FIELDS])
         known = self.known.get(id(beats))  # of the beats themselves, which their word keeps
         if known is None or known[0] is not beats or not same(known[1], values):
-            how = isinstance(self.surface, Surface), self.reference
+            how = self.bound, self.reference
             known = self.known[id(beats)] = (beats, values, compose(beats, (before, now), scalars, draw, *how))
         return known[2]
 
@@ -286,13 +307,17 @@ class Row:
         else:
             writes = [one for body in self.bodies for one in body.writes()]
         if "ξ" in self.word.needs and self.bodies:
-            ξ, before = self.scalars["ξ"], self.group["thermostat"]
-            if self.resting and ξ.dim():
-                rest = host.indices(self.resting, ξ.device)
-                writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
-            ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
-            writes.append(write(self.group.__setitem__, "thermostat", ξ))
+            writes += self.thermostat_after()
         return writes
+
+    def thermostat_after(self) -> list[Write]:
+        """What the commit must do with ξ, which the bodies have changed by then."""
+        ξ, before, writes = self.scalars["ξ"], self.group["thermostat"], list[Write]()
+        if self.resting and ξ.dim():
+            rest = host.indices(self.resting, ξ.device)
+            writes.append(write(ξ.index_copy_, 0, rest, before[rest]))
+        ξ = ξ if self.bad is None else kept(self.bad, before, ξ)
+        return [*writes, write(self.group.__setitem__, "thermostat", ξ)]
 
     # what a step may change, for those who must put it back
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,10 +162,9 @@ def in_step(ranks: Ranks, rows: Sequence[Row]) -> list[Row]:
 
 def measure(opt: Optimizer, row: Row, found: dict[Any, Any]) -> None:
     """Let a part with a metric take this step in it; equal metrics look at the network once."""
-    assert opt.model is not None
     assert row.metric is not None
     if row.metric not in found:
-        found[row.metric] = row.metric.measure(opt.model)
+        found[row.metric] = {} if opt.model is None else row.metric.measure(opt.model)
     row.enter(found[row.metric])
 
 
@@ -182,14 +182,21 @@ def counted(opt: Optimizer) -> list[Write]:
     """One step more for every part and the clock; only what is due at the next step asks for gradients."""
     now = opt.rows[0].group["step"] + 1
     writes = [write(setattr, opt.clock, "step", now)]
+    equal: dict[float, list[dict[str, Any]]] = {}  # groups by their lr: one write for all of them
     for row in opt.rows:
-        lr, before = row.values["lr"], row.group["previous_lr"]
-        before = torch.where(lr == 0, before, lr) if isinstance(lr, torch.Tensor) else lr or before
-        writes.append(write(row.group.update, {"step": now, "previous_lr": before}))
+        group, lr = row.group, row.values["lr"]
+        if type(lr) is float and lr:
+            equal.setdefault(lr, []).append(group)
+        else:
+            before = group["previous_lr"]
+            before = torch.where(lr == 0, before, lr) if isinstance(lr, torch.Tensor) else lr or before
+            writes.append(write(group.update, {"step": now, "previous_lr": before}))
         if row.rhythm.every > 1:
             due = row.rhythm.due(now)
             for param in row.slow():
                 writes += [write(setattr, param, "requires_grad", due), write(setattr, param, "waits", not due)]
+    for lr, groups in equal.items():
+        writes.append(write(list, map(dict.update, groups, repeat({"step": now, "previous_lr": lr}))))
     return writes
 
 

@@ -11,7 +11,7 @@ from tether.engine.advice import warn
 from tether.engine.commit import local
 from tether.engine.pieces import Ranks
 
-__all__ = ["ThermostatError", "check_thermostat"]
+__all__ = ["FASTEST", "STRONGEST", "ThermostatError", "check_thermostat", "largest"]
 
 FASTEST = 1.0  # of (hω)²
 STRONGEST = 88.0  # of h|ξ|: e^{88} is the largest power of e in float32
@@ -47,12 +47,12 @@ def check_thermostat(
         ξ = 0.0 if not readable else ξ if ξ.dim() else ξ.item()
     if isinstance(fast, torch.Tensor) and not readable:
         return
-    strongest = _largest(h * ξ) if isinstance(h, torch.Tensor) else abs(h) * _largest(ξ)
-    if not (_largest(fast) <= FASTEST and strongest <= STRONGEST):
+    strongest = largest(h * ξ) if isinstance(h, torch.Tensor) else abs(h) * largest(ξ)
+    if not (largest(fast) <= FASTEST and strongest <= STRONGEST):
         _look_closer(group, size, state, resting, fast, h * ξ, ranks)
 
 
-def _largest(x: Any) -> float:
+def largest(x: Any) -> float:
     """The largest |x|; nan where one is nan."""
     if not isinstance(x, torch.Tensor):
         return abs(x)

@@ -164,6 +164,12 @@ def check_together(rows: Sequence[Row]) -> None:
                     f"a word that takes several gradients per step cannot go with a part on {other!r}: use words with "
                     "one gradient, such as 'OBA', for all parts"
                 )
+    for row in rows:
+        if row.rhythm.alone and len(rows) > 1:
+            raise ValueError(
+                f"part {row.group['where']!r}: {row.rhythm!r} is the clock of all parameters: let one Part('*') have "
+                f"them all, not {len(rows)} parts"
+            )
     rates = sorted({row.rhythm.every for row in rows})
     for fast, slow in pairwise(rates):
         if slow % fast:

@@ -27,11 +27,13 @@ SAMPLE = 1 << 18  # entries of a larger one that are hashed
 NOT_SETTINGS = ("params", "param_names", "trained")
 
 
-def facts_of_run(model: nn.Module, data: Any, loss: Any) -> Facts:
+def facts_of_run(model: nn.Module, data: Any, loss: Any, penalty: Any = None) -> Facts:
     """The facts about network, data and loss."""
     shapes = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in [*model.named_parameters(), *model.named_buffers()]}
     layers = [f"{name}: {type(module).__name__}" for name, module in model.named_modules()]
     found: Facts = {"loss": spelled(loss), "layers": layers, **{f"shape of {name!r}": x for name, x in shapes.items()}}
+    if penalty is not None:
+        found["penalty"] = spelled(penalty)
     if isinstance(model, Replicas):
         found |= {"replicas": list(model.replicas), "seed of the replicas": plain_value(model.seed)}
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(x, torch.Tensor) for x in data):

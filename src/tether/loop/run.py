@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,7 +22,9 @@ from tether.loop.ready import ReadyMade
 from tether.loop.record import Log
 from tether.optimizer import NonFiniteEnergy, NonFiniteGradient, Optimizer
 
-__all__ = ["Run"]
+__all__ = ["Penalty", "Run"]
+
+Penalty = Callable[[torch.nn.Module], torch.Tensor]
 
 
 class Run:
@@ -41,8 +43,10 @@ class Run:
         seed: int,
         compiled: bool,
         resumable: bool,
+        penalty: Penalty | None = None,
     ) -> None:
         self.model, self.opt, self.loss, self.data = model, opt, checked_loss(loss), data
+        self.penalty = _checked_penalty(penalty)
         self.many = isinstance(model, Replicas)
         self.n = len(model) if isinstance(model, Replicas) else 1
         self.each = each
@@ -143,11 +147,12 @@ class Run:
         def closure() -> torch.Tensor:
             losses = self.gradients(batch).detach()
             kept.append(losses)
-            total = losses.sum()
+            energies = losses if self.penalty is None else losses + self._penalised(self.penalty).to(losses)
+            total = energies.sum()
             # a proposal may lead anywhere, and is rejected then
             if not math.isfinite(total.item()) and (not self.tested or len(kept) == 1):
-                self._judge(losses, step, log)
-            return losses if self.tested else total
+                self._judge(energies, step, log)
+            return energies if self.tested else total
 
         while True:
             kept.clear()
@@ -178,15 +183,30 @@ class Run:
                 raise ValueError("the loss does not depend on the parameters: is it detached, or made under no_grad?")
         return losses
 
+    def _penalised(self, penalty: Penalty) -> torch.Tensor:
+        """The penalties of all replicas, or that of one network, their gradients added to those in place."""
+        params = [p for p in self.model.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            found = penalty(self.model)
+            found = self._one_each(found, "penalty") if self.many else one_loss(found)
+            slopes = torch.autograd.grad(found.sum(), params, allow_unused=True) if found.requires_grad else ()
+        for param, slope in zip(params, slopes, strict=False):
+            if slope is not None:
+                param.grad = slope if param.grad is None else param.grad.add_(slope)
+        if self.fast is not None and self.trusted:
+            self.opt.finite = False  # type: ignore[attr-defined]
+        return found.detach()
+
+    def _one_each(self, found: torch.Tensor, what: str) -> torch.Tensor:
+        found = found.reshape(-1)
+        if len(found) != self.n:
+            raise ValueError(f"the {what} has {len(found)} values, not one for each of {self.n} replicas")
+        return found
+
     def _losses(self, batch: Any) -> torch.Tensor:
         if self.data is None:
             losses = self.loss(self.model)
-            if not self.many:
-                return one_loss(losses)
-            losses = losses.reshape(-1)
-            if len(losses) != self.n:
-                raise ValueError(f"the loss has {len(losses)} values, not one for each of {self.n} replicas")
-            return losses
+            return self._one_each(losses, "loss") if self.many else one_loss(losses)
         if self.stream is None:
             x, y = batch
         elif not self.many:
@@ -217,6 +237,15 @@ class Run:
         warnings.warn(f"{what}: lower lr", stacklevel=4)
         if self.many and isinstance(self.opt, Optimizer):
             self.opt.stop(replicas)
+
+
+def _checked_penalty(penalty: Any) -> Penalty | None:
+    if penalty is not None and not callable(penalty):
+        raise TypeError(
+            f"penalty={penalty!r} must be a function of the model, e.g. penalty=tether.soft(lambda w: w, 0.1)"
+        )
+    found: Penalty | None = penalty
+    return found
 
 
 def _check_parameters(model: torch.nn.Module, opt: torch.optim.Optimizer) -> None:

@@ -29,6 +29,7 @@ class Draws:
 
     values: dict[str, torch.Tensor]
     record: Record
+    weights: torch.Tensor | None = None  # of the draws, chains × draws, where steps have lengths of their own
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.values:
@@ -43,11 +44,19 @@ class Draws:
 
     def mean(self, name: str) -> torch.Tensor:
         """The mean over all chains and draws; of the outputs this is the posterior-predictive mean."""
-        return self[name].flatten(0, 1).mean(0)
+        return self._mean(self[name].flatten(0, 1))
 
     def variance(self, name: str) -> torch.Tensor:
         """Over all chains and draws."""
-        return self.values[name].flatten(0, 1).var(0)
+        x = self[name].flatten(0, 1)
+        return x.var(0) if self.weights is None else self._mean((x - self._mean(x)).square())
+
+    def _mean(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean over the first axis, with the weights of the draws if there are some."""
+        if self.weights is None:
+            return x.mean(0)
+        w = self.weights.flatten() / self.weights.sum()
+        return torch.tensordot(w.to(x), x, 1)
 
     def rhat(self, method: str = "rank") -> dict[str, torch.Tensor]:
         """R-hat of every quantity, entry by entry, by arviz-stats: 1 where the chains agree; it takes two at least."""
@@ -101,8 +110,10 @@ def sample(
 
     The temperature of a posterior over N points depends on the loss. If it is the mean negative log-likelihood, as
     cross entropy is, τ = 1/N. `mse_loss` leaves out the noise: with observation noise of variance σ², τ = 2σ²/N. A
-    normal prior of variance v is ``weight_decay=τ/v``. The spread of outputs is that of the network alone: add σ² for
-    the spread of observations. Warns if the momenta have another temperature on average, for then the draws have, too.
+    normal prior of variance v is ``weight_decay=τ/v``. The spread of outputs is that of the network alone: add σ²
+    for the spread of observations. With `tether.Pace` the draws have weights, which `mean` and `variance` of the
+    result use; R-hat and the effective sample size are those of the draws as they come. Warns if the momenta have
+    another temperature on average, for then the draws have, too.
 
     >>> from tether import methods
     >>> ens = Replicas(lambda: torch.nn.Linear(1, 1), n=4)
@@ -136,6 +147,11 @@ def sample(
     _check_whole_loss(opt, batch)
     many = isinstance(model, Replicas)
     kept = dict(quantities) if quantities is not None else _parameters(model)
+    weighed = any(row.rhythm.paced for row in getattr(opt, "rows", ()))
+    if weighed:
+        if "pace" in kept:
+            raise ValueError("a quantity named 'pace' would hide the weights of the draws: give it another name")
+        kept["pace"] = lambda _: torch.as_tensor(opt.pace())  # type: ignore[attr-defined]
     if inputs is not None:
         kept["output"] = lambda m: m(inputs, each=False) if many else m(inputs)
     burn = -(-burn_in // thin) * thin
@@ -176,7 +192,7 @@ def sample(
         name: (rows if many else rows.unsqueeze(1)).transpose(0, 1).contiguous()
         for name, rows in record.metrics.items()
     }
-    return Draws(values, record)
+    return Draws(values, record, values.pop("pace") if weighed else None)
 
 
 class Heat:

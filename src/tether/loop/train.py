@@ -17,7 +17,7 @@ from tether.loop.identity import differences, facts_of_optimizer, facts_of_run
 from tether.loop.minibatches import Minibatches, whole_number
 from tether.loop.record import Log, Record
 from tether.loop.resume import CURE, check_writable, load_all, read_run, write_run
-from tether.loop.run import Run
+from tether.loop.run import Penalty, Run
 
 __all__ = ["Minibatches", "Record", "train"]
 
@@ -43,6 +43,7 @@ def train(
     first: int = 0,
     progress: bool | None = None,
     compiled: bool = True,
+    penalty: Penalty | None = None,
 ) -> Record:
     """Train a network, or all replicas at once, and record its losses.
 
@@ -84,6 +85,8 @@ def train(
             optimizer in between as you like.
         progress: show a progress bar; None does so on a terminal.
         compiled: False always takes gradients by autograd: slower, the same numbers to rounding.
+        penalty: a function of the model that is added to the loss, one value for each replica, e.g. `tether.soft`. The
+            losses on record are without it.
     """
     steps, first = whole_number("steps", steps), whole_number("first", first)
     if first > steps:
@@ -94,12 +97,16 @@ def train(
     batch = None if batch is None else whole_number("batch", batch, None)
     seed = whole_number("seed", opt.param_groups[0].get("seed", 0) if seed is None else seed, None)
     path = None if checkpoint is None else Path(checkpoint)
-    run = Run(model, opt, data, loss, batch, replacement, order, each, seed, compiled, resumable=path is not None)
+    run = Run(
+        *(model, opt, data, loss, batch, replacement, order, each, seed, compiled),
+        resumable=path is not None,
+        penalty=penalty,
+    )
     file: _File | None = None
     record, saved, every = Record(), None, log_every or max(1, (steps - first) // 100)
     if path is not None:
         settings = {"batch": batch, "replacement": replacement, "order": order, "each": each, "seed": seed}
-        file = _File(path, model, opt, settings | facts_of_run(model, data, loss))
+        file = _File(path, model, opt, settings | facts_of_run(model, data, loss, penalty))
         if path.exists():
             first, record, saved, every = file.load(steps, log_every)
     log = Log(record)

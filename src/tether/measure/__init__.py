@@ -13,6 +13,8 @@ from tether.measure.homogeneity import Homogeneity, homogeneity
 from tether.measure.jacobian import JacobianSpectrum, jacobian_spectrum
 from tether.measure.kinetic import Equipartition, equipartition, kinetic_temperature, thermometer
 from tether.measure.line import LinearPath, layer_paths, linear_path
+from tether.measure.lipschitz import Lipschitz, lipschitz
+from tether.measure.llc import LearningCoefficient, llc
 from tether.measure.margin import Margin, margin
 from tether.measure.minimum import MinimumNorm, minimum_norm
 from tether.measure.morph import Morph, morph
@@ -38,7 +40,9 @@ __all__ = [
     "HardMargin",
     "Homogeneity",
     "JacobianSpectrum",
+    "LearningCoefficient",
     "LinearPath",
+    "Lipschitz",
     "Margin",
     "MinimumNorm",
     "Morph",
@@ -70,6 +74,8 @@ __all__ = [
     "kinetic_temperature",
     "layer_paths",
     "linear_path",
+    "lipschitz",
+    "llc",
     "margin",
     "minimum_norm",
     "morph",

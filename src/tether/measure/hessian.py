@@ -121,15 +121,17 @@ class Hessian:
             )
         self._rows, self.loss = rows, total / rows
 
-    def __call__(self, v: torch.Tensor) -> torch.Tensor:
-        """H v."""
+    def __call__(self, v: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """H v, in `out` if there is one: fresh memory for a vector costs more than its numbers."""
         self.products += 1
-        result = torch.zeros_like(v)
+        result = torch.empty_like(v) if out is None else out
         seen = 0.0
         for rows, gradients in self._kept or ((batch.rows, g) for batch, g in self._graphs()):
+            if seen:  # a running mean, since the number of points is known only after the first pass
+                result.lerp_(self._product(gradients, v, torch.empty_like(v)), rows / (seen + rows))
+            else:
+                self._product(gradients, v, result)
             seen += rows
-            # a running mean, since the number of points is known only after the first pass
-            result.lerp_(self._product(gradients, v), rows / seen)
         if not bool(torch.isfinite(result.sum())):
             raise ValueError(
                 "a product with the Hessian is not finite: the loss has no second derivative at these parameters, or "
@@ -137,14 +139,14 @@ class Hessian:
             )
         return result
 
-    def _product(self, gradients: Sequence[torch.Tensor | None], v: torch.Tensor) -> torch.Tensor:
+    def _product(self, gradients: Sequence[torch.Tensor | None], v: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         views = [u.view_as(x) for u, x in zip(torch.split(v, self.sizes), self._leaves, strict=True)]
         pairs = [(g, u) for g, u in zip(gradients, views, strict=True) if g is not None and g.requires_grad]
         if not pairs:
-            return torch.zeros_like(v)
+            return out.zero_()
         outputs, weights = zip(*pairs, strict=True)
         found = torch.autograd.grad(outputs, self._leaves, weights, retain_graph=True, materialize_grads=True)
-        return torch.cat([x.reshape(-1) for x in found])
+        return torch.cat([x.reshape(-1) for x in found], out=out)
 
     def matrix(self) -> torch.Tensor:
         """All of H, from its products with the unit vectors."""

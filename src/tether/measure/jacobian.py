@@ -127,7 +127,7 @@ def _largest(model: nn.Module, one: torch.Tensor, top: int, tolerance: float, it
     tall = y.numel() >= x.numel()
     generator = torch.Generator().manual_seed(0)
     found = extremes(
-        (lambda v: transposed(forward(v))) if tall else (lambda v: forward(transposed(v))),
+        lambda v, out: out.copy_((transposed(forward(v)) if tall else forward(transposed(v))).flatten()),
         (x.detach() if tall else y.detach()).flatten(),
         top,
         0,

@@ -9,7 +9,7 @@ import torch
 
 __all__ = ["Extremes", "Unconverged", "extremes", "quadrature"]
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor, torch.Tensor], object]  # writes H v, of the first, into the second
 
 
 class Unconverged(RuntimeError):
@@ -21,34 +21,42 @@ class Extremes(NamedTuple):
 
     values: torch.Tensor
     residuals: torch.Tensor
-    vectors: torch.Tensor  # rows
     scale: float  # the largest |λ| seen
+    weights: torch.Tensor  # of the vectors of the basis in the Ritz vectors
+    basis: torch.Tensor
+
+    @property
+    def vectors(self) -> torch.Tensor:
+        """The Ritz vectors, as rows."""
+        return self.weights @ self.basis
 
 
 def normal(n: int, generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
     return torch.randn(n, generator=generator).to(like)
 
 
-def expand(product: Product, Q: torch.Tensor, T: torch.Tensor, j: int) -> tuple[torch.Tensor, float]:
-    """Compute column j of T = QHQᵀ; returns the part of H q_j orthogonal to the rows 0…j of Q, and its norm."""
-    w = product(Q[j])
+def expand(product: Product, Q: torch.Tensor, T: torch.Tensor, j: int) -> float:
+    """Compute column j of T = QHQᵀ. Row j + 1 of Q becomes the part of H q_j orthogonal to the others; its norm."""
+    w = Q[j + 1]
+    product(Q[j], w)
     size = w.norm().item()
     for _ in range(2):
         h = Q[: j + 1] @ w
-        w = torch.addmv(w, Q[: j + 1].mT, h, alpha=-1)
+        w.addmv_(Q[: j + 1].mT, h, alpha=-1)
         T[: j + 1, j] += h.to(T)
         β = w.norm().item()
         if β > 0.1 * size:  # otherwise the rest is mostly rounding error of the first pass
             break
     T[j, :j] = T[:j, j]
-    return w, β
+    return β
 
 
 def fresh(Q: torch.Tensor, j: int, generator: torch.Generator) -> torch.Tensor:
     """A random unit vector orthogonal to the first j rows of Q."""
     q = normal(Q.shape[1], generator, Q)
-    for _ in range(2):
-        q = q - Q[:j].mT @ (Q[:j] @ q)
+    for _ in range(2 if j else 1):
+        if j:
+            q.addmv_(Q[:j].mT, Q[:j] @ q, alpha=-1)
         q /= q.norm()
     return q
 
@@ -73,7 +81,7 @@ def extremes(
     until nothing new is found.
 
     Args:
-        product: v ↦ H v.
+        product: ``product(v, out)`` writes H v into `out`.
         like: a vector of the space: its length, precision and device.
         top: how many of the largest.
         bottom: how many of the smallest.
@@ -84,18 +92,18 @@ def extremes(
     """
     n, wanted = len(like), top + bottom
     basis = min(n, max(2 * wanted + 20, min(300, int(memory / (n * like.element_size())))))
-    Q = like.new_empty(basis, n)
+    Q = like.new_empty(basis + 1, n)
     T = torch.zeros(basis, basis, dtype=torch.float64, device=like.device)
     Q[0] = fresh(Q, 0, generator)
     eps = torch.finfo(like.dtype).eps
     j, carried, before = 0, 0.0, None
     for used in range(1, iterations + 1):
-        w, β = expand(product, Q, T, j)
+        β = expand(product, Q, T, j)
         j += 1
         full = j == basis
         closed = β <= 10 * eps * T.abs().max().item()  # the space is invariant: there is no new direction
         if not (full or closed or used == iterations or j % (1 + j // 20) == 0):
-            Q[j] = w / β
+            Q[j] /= β
             continue
         θ, S = torch.linalg.eigh(T[:j, :j])
         scale = θ.abs().max().item()
@@ -112,16 +120,20 @@ def extremes(
             same = known and bool(((values - before).abs() <= 2 * tolerance * scale).all())
             if same or j == n or (top <= 1 and bottom <= 1):
                 bounds = torch.hypot(residuals[mine], torch.tensor(carried)) + 10 * eps * scale
-                return Extremes(values, bounds, S[:, mine].mT.to(like) @ Q[:j], scale)
+                return Extremes(values, bounds, scale, S[:, mine].mT.to(like), Q[:j])
             before, carried = values, max(carried, residuals[mine].max().item())
             j = restart(Q, T, θ, S, mine)
             Q[j] = fresh(Q, j, generator)
             continue
+        rest = j  # the row of what is left of the last product
         if full:
             extra = (basis - wanted) // 3
             keep = [*range(bottom + extra if bottom else 0), *range(j - (top + extra if top else 0), j)]
             j = restart(Q, T, θ, S, keep)
-        Q[j] = fresh(Q, j, generator) if closed else w / β
+        if closed:
+            Q[j] = fresh(Q, j, generator)
+        else:
+            torch.div(Q[rest], β, out=Q[j])
     worst = residuals[ends].max().item() / (scale or 1.0)
     state = f"have relative residuals up to {worst:.1e}, more than tolerance={tolerance:g}"
     if before is not None:
@@ -143,14 +155,14 @@ def restart(Q: torch.Tensor, T: torch.Tensor, θ: torch.Tensor, S: torch.Tensor,
 def quadrature(product: Product, start: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Nodes and weights of Gauss quadrature for the spectral measure of a vector: vᵀf(H)v = |v|² Σ τ f(θ)."""
     steps = min(steps, len(start))
-    Q = start.new_empty(steps, len(start))
+    Q = start.new_empty(steps + 1, len(start))
     T = torch.zeros(steps, steps, dtype=torch.float64, device=start.device)
     Q[0] = start / start.norm()
     j = 0
     for j in range(steps):
-        w, β = expand(product, Q, T, j)
+        β = expand(product, Q, T, j)
         if j + 1 == steps or β <= 10 * torch.finfo(start.dtype).eps * T.abs().max().item():
             break
-        Q[j + 1] = w / β
+        Q[j + 1] /= β
     θ, S = torch.linalg.eigh(T[: j + 1, : j + 1])
     return θ, S[0].square()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Metric(ABC):
     """
 
     leaves: bool = False
+    guides: bool = False  # does it lead along ``block.surface`` itself? Then bodies are free tensors
+    entrywise: bool = False  # is each entry measured by itself? Then no network is needed, and shards will do
+    keeps: Sequence[str] = ()  # what it remembers of each entry: in ``block.notes`` and ``opt.state``
 
     def __repr__(self) -> str:
         """Name and settings. Two of equal text are the same."""
@@ -37,9 +41,13 @@ class Metric(ABC):
     def check(self, part: str, row: Mapping[str, Any]) -> None:
         """Raise unless the metric supports the row's word and surface."""
 
-    @abstractmethod
     def measure(self, model: nn.Module) -> Mapping[str, Any]:
         """What the metric needs to know of each parameter, by name. It is called once per step for all parts."""
+        return {}
+
+    def mass(self, state: Mapping[str, torch.Tensor]) -> Any:
+        """The mass of momenta as they are kept, for the state of a parameter; 1 for those in coordinates."""
+        return 1.0
 
     @abstractmethod
     def enter(self, block: Block, measured: Mapping[str, Any], whole: bool) -> Block | None:

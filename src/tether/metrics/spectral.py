@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from tether.engine.commit import Write, write
-from tether.engine.flat import kept
+from tether.engine.flat import unless
 from tether.engine.sums import per_replica
+from tether.metrics.aligned import aligned
 from tether.metrics.metric import Metric, MetricError
-from tether.surfaces import Surface
+from tether.surfaces import Orthogonal, Surface
 from tether.words import parse
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class Spectral(Metric):
     With the word MV it is Muon (Jordan et al., 2024), with X it has no momentum. UVᵀ comes from `orthogonalised`, in
     float32 or wider, for all matrices of one shape at once. It does not depend on the length of v, unless that is below
     10⁻⁷. Weights of convolutions are matrices out × (in · kernel).
+
+    On `Orthogonal` it is manifold Muon (Bernstein, 2025): the step is the tangent matrix of spectral norm h s that is
+    most aligned with v, found by at most ten matrix signs (`tether.metrics.aligned`), and the projection of the surface
+    follows. Momenta are those of the surrounding space.
 
     A word with noise is refused: the noise would be orthogonalised too. So is a parameter without two axes; give it a
     part of its own, as `tether.methods.muon` does.
@@ -55,6 +59,7 @@ class Spectral(Metric):
     """
 
     leaves = True
+    guides = True
 
     def __init__(
         self,
@@ -87,17 +92,20 @@ class Spectral(Metric):
         word, τ = parse(row["word"]), row["temperature"]
         if word.needs_closure:
             raise MetricError(f"{part}: {self!r} needs a word with one gradient per step, not {row['word']!r}")
-        if isinstance(row["on"], Surface):
-            raise MetricError(f"{part}: {self!r} and {row['on']!r} cannot be combined: choose one of metric= and on=")
+        if isinstance(row["on"], Surface) and not isinstance(row["on"], Orthogonal):
+            raise MetricError(
+                f"{part}: {self!r} and {row['on']!r} cannot be combined: choose one of metric= and on=, or "
+                "on=tether.Orthogonal()"
+            )
+        if isinstance(row["on"], Surface) and self.decay:
+            raise MetricError(
+                f"{part}: {self!r} would shrink weights, and {row['on']!r} keeps their length: use Spectral(decay=0)"
+            )
         if "σ" in word.needs or ("R" in word.needs and (isinstance(τ, torch.Tensor) or τ != 0)):
             raise MetricError(
                 f"{part}: {self!r} would turn the noise of {row['word']!r} into a part of the direction: use "
                 "temperature=0, or a word without noise such as 'MV'"
             )
-
-    def measure(self, model: nn.Module) -> Mapping[str, Any]:
-        """The norm is the same everywhere."""
-        return {}
 
     def enter(self, block: Block, measured: Mapping[str, Any], whole: bool) -> Block:
         """Let the word move a copy that starts at 0: what it arrives at is the step."""
@@ -115,27 +123,23 @@ class Spectral(Metric):
             one()
         home, momenta = block.pick(block.params), block.pick(block.momenta)
         start = [x.detach() for x in home]
+        if isinstance(block.surface, Orthogonal):
+            return self.along(block, block.surface, h)
         steps = self.directions(block.θ, h, block.lanes.batched)
         if self.decay:
             left = 1 - h * self.decay
             shares = [left.to(x).view(-1, *[1] * (x.dim() - 1)) if per_replica(h) else left for x in start]
             start = [x * share for x, share in zip(start, shares, strict=True)]
         values = [*torch._foreach_add(start, steps), *block.p] if start else []
-        if block.bad is not None:
-            values = [unless(block.bad, x, new) for x, new in zip([*home, *momenta], values, strict=True)]
-        return [write(torch._foreach_copy_, [*home, *momenta], values)] if home else []
+        both = [*home, *momenta]
+        return [write(torch._foreach_copy_, both, unless(block.bad, both, values))] if home else []
 
     def directions(self, steps: Sequence[torch.Tensor], h: Any, batched: bool) -> list[torch.Tensor]:
         """hs UVᵀ for each step, those of one shape together; if `batched`, the first axis is the replica."""
-        alike: dict[Any, list[int]] = {}
-        for i, step in enumerate(steps):
-            alike.setdefault((step.shape, step.dtype), []).append(i)
         found = list(steps)
-        for which in alike.values():
+        for which in same_shape(steps):
             first = steps[which[0]]
-            matrices = torch.stack([steps[i] for i in which])
-            matrices = (matrices.flatten(0, 1) if batched else matrices).flatten(2)
-            wide = matrices.to(torch.float64 if first.dtype is torch.float64 else torch.float32)
+            wide = as_matrices([steps[i] for i in which], batched)
             each = h.to(wide).repeat(len(which)).view(-1, 1, 1) if per_replica(h) else h
             flat = orthogonalised(wide, self.steps, self.coefficients, EPS * each)
             flat = (flat * (self.factor(*flat.shape[1:]) * each)).to(first.dtype)
@@ -143,11 +147,59 @@ class Spectral(Metric):
                 found[i] = step
         return found
 
+    def along(self, block: Block, surface: Orthogonal, h: Any) -> list[Write]:
+        """The writes of a step along the surface, weights of one shape together; duals are where the next begins."""
+        home, momenta, batched = block.pick(block.params), block.pick(block.momenta), block.lanes.batched
+        owners = block.pick(block.home)
+        writes: list[Write] = []
+        new = [x.detach() for x in home]
+        for which in same_shape(new):
+            start, steps = (as_matrices([xs[i] for i in which], batched) for xs in (new, block.θ))
+            each = h.to(start).repeat(len(which)).view(-1, 1, 1) if per_replica(h) else h
+            w, v = surface.tall(start), surface.tall(steps)
+            duals = [self.dual(block, owners[i], w) for i in which]
+            dual = torch.stack(duals).view(-1, *w.shape[-1:] * 2)
+            a, dual, _ = aligned(w / surface.scale, v, dual)
+            length = torch.linalg.matrix_norm(v, keepdim=True)
+            a = a * (length / torch.as_tensor(EPS * each).clamp_min(torch.finfo(a.dtype).tiny)).clamp_max(1.0)
+            moved = surface.project(w + self.factor(*start.shape[1:]) * each * a, w)
+            values = surface.lower(moved, home[which[0]].shape[batched:]).view(len(which), *home[which[0]].shape)
+            for i, value, one, kept in zip(which, values, dual.view(len(which), *duals[0].shape), duals, strict=True):
+                new[i] = value.to(home[i].dtype)
+                writes.append(write(kept.copy_, unless(block.bad, [kept], [one])[0]))
+        both = [*home, *momenta]
+        return [write(torch._foreach_copy_, both, unless(block.bad, both, [*new, *block.p])), *writes] if home else []
+
+    def dual(self, block: Block, owner: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """Λ of the last step, from the state; zeros to begin with."""
+        lead = owner.shape[: block.lanes.batched]
+        shape = (*lead, *w.shape[-1:] * 2)
+        own = block.kept.state[owner]
+        if own.get("dual") is None or own["dual"].shape != shape:
+            own["dual"] = torch.zeros(shape, dtype=w.dtype, device=w.device)
+        found: torch.Tensor = own["dual"]
+        return found
+
     def factor(self, rows: int, columns: int) -> float:
         """s."""
         if self.scale == "original":
             return math.sqrt(max(1.0, rows / max(columns, 1)))
         return 0.2 * math.sqrt(max(rows, columns)) if self.scale == "match_rms_adamw" else 1.0
+
+
+def same_shape(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The places of tensors of one shape and dtype, together."""
+    found: dict[Any, list[int]] = {}
+    for i, x in enumerate(tensors):
+        found.setdefault((x.shape, x.dtype), []).append(i)
+    return list(found.values())
+
+
+def as_matrices(tensors: Sequence[torch.Tensor], batched: bool) -> torch.Tensor:
+    """Weights of one shape as matrices, number × rows × columns, in float32 or wider; replicas one after the other."""
+    x = torch.stack(list(tensors))
+    x = (x.flatten(0, 1) if batched else x).flatten(2)
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def orthogonalised(
@@ -183,8 +235,3 @@ def orthogonalised(
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
-
-
-def unless(bad: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """The new values, but the old ones of replicas, or of all, whose gradient is bad."""
-    return kept(bad.view(-1, *[1] * (old.dim() - 1)) if bad.dim() else bad, old.detach(), new)

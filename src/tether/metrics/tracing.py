@@ -18,7 +18,7 @@ from tether.ensemble.replicas import Replicas, template
 from tether.metrics import edges
 from tether.metrics.homogeneous import FUNCTIONS, LAYERS, NORMS, Pass, Unfit, module_rule, unchanged
 
-__all__ = ["NotHomogeneous", "Step", "Traced", "traced_graph"]
+__all__ = ["NotHomogeneous", "Step", "Traced", "Tracer", "traced_graph"]
 
 PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_", operator.matmul, torch.matmul, torch.mm, torch.bmm)
 QUOTIENTS = (operator.truediv, operator.itruediv, torch.div, "div", "div_")
@@ -139,7 +139,7 @@ def _network(model: nn.Module) -> nn.Module:
     return model._modules.get("_orig_mod") or model
 
 
-class _Tracer(fx.Tracer):
+class Tracer(fx.Tracer):
     """Torch's tracer, which ignores hooks here and stores no constants in the network."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ def _trace(network: nn.Module, modules: list[nn.Module]) -> Traced:
     required = [x.name for x in signature if x.default is x.empty]
     if len(required) != 1 or any(x.kind in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in signature):
         raise NotHomogeneous("forward", kind, f"takes {', '.join(required)}: paths start at one input tensor")
-    tracer = _Tracer()
+    tracer = Tracer()
     alone = tracer.is_leaf_module(network, "")  # tracing starts inside a module
     defaults = {x.name: x.default for x in signature if x.default is not x.empty and not alone}
     try:
@@ -179,7 +179,7 @@ def _trace(network: nn.Module, modules: list[nn.Module]) -> Traced:
 class _Builder:
     """Turns a graph into a program, node by node."""
 
-    def __init__(self, modules: list[nn.Module], tracer: _Tracer, kind: str) -> None:
+    def __init__(self, modules: list[nn.Module], tracer: Tracer, kind: str) -> None:
         self.tracer, self.kind = tracer, kind
         self.places = {id(module): place for place, module in enumerate(modules)}
         self.slots: dict[fx.Node, Slot] = {}

@@ -24,6 +24,7 @@ from tether.native.packing import (
     NO_FORMULAS,
     OP,
     OPS,
+    STEP,
     THERMOSTAT,
     Formulas,
     Op,
@@ -39,6 +40,7 @@ __all__ = [
     "DRAWS",
     "OPS",
     "THERMOSTAT",
+    "THERMOSTATS",
     "Bounded",
     "Formulas",
     "Held",
@@ -72,11 +74,13 @@ __all__ = [
 ]
 
 DRAWS = 8  # normals a program may name
+THERMOSTATS = 16  # of the parts that go through a program together
 DEPTH = 64  # the layers of a perceptron are fewer
 BLOCK = 1 << 16  # what threads share out
 CHUNK = 1 << 11  # what a thread takes of circles at once
 REPLICAS, ENTRIES = 1 << 24, 1 << 42  # there is room for in the counters of noise.py
 SMALL = 1 << 16  # elements below which a second thread costs more than it saves
+DEAR = 3  # so many times as long as its letters takes a normal
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # other types may hold their numbers anywhere
 LEVELS = {0: "of the machine", 1: "x86-64", 2: "x86-64-v2", 3: "x86-64-v3 (AVX2)", 4: "x86-64-v4 (AVX-512)"}
@@ -84,7 +88,7 @@ LEVELS = {0: "of the machine", 1: "x86-64", 2: "x86-64-v2", 3: "x86-64-v3 (AVX2)
 # The arguments of every kernel: n an integer, u one without a sign, d a double, a an address. A test reads the C
 # prototypes and compares.
 KERNELS = {
-    "run": "nn aaaaaa nn aaa nn nann aaa n",
+    "run": "nn aaaaaa nn aaa nn nann a na aa n",
     "finite": "naan",
     "bounded": "nnn aaaaaaa nn an",
     "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
@@ -278,6 +282,17 @@ def where(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, *count
     )
 
 
+def one_behind_another(what: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, count: int) -> array[int]:
+    """Where things of so many numbers lie, of which each tensor holds one or more."""
+    if not tensors:
+        return array("q")
+    sizes = [max(1, x.numel() // count) * count for x in tensors]
+    found, width = array("q"), dtype.itemsize
+    for at, size in zip(where(what, tensors, dtype, *sizes), sizes, strict=True):
+        found.extend(range(at, at + size * width, count * width))
+    return found
+
+
 def integers(values: Iterable[int]) -> array[int]:
     """64-bit integers the kernel can read."""
     return array("q", values)
@@ -287,7 +302,8 @@ class Layout:
     """How tensors lie: each as one, or as `rows` replicas that share a name, with a row of ops and noise each.
 
     `lanes` are the numbers of the replicas, 0 where there are none; a single tensor may be one of them, too. `first`
-    says with which entry of its whole parameter each tensor begins; 0 unless they are shards.
+    says with which entry of its whole parameter each tensor begins; 0 unless they are shards. `part` says which
+    thermostat each tensor has, where there are several; there may be `THERMOSTATS`.
     """
 
     def __init__(
@@ -296,6 +312,7 @@ class Layout:
         rows: int = 1,
         lanes: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
+        part: Sequence[int] | None = None,
     ) -> None:
         self.rows, self.counts = rows, counts  # of one replica
         self.whole = [size * rows for size in counts]
@@ -312,9 +329,12 @@ class Layout:
                 raise ValueError(f"entries {start} to {start + size} have no noise: a parameter has at most 2^42")
         self.lane = None if lanes is None else integers(lanes)
         self.first = None if first is None else integers(first)
+        if part is not None and len(part) != len(counts):
+            raise ValueError(f"{len(part)} thermostats for {len(counts)} tensors: there must be one for each")
+        self.part = None if part is None else integers(part)
         self.at = tuple(None if x is None else x.buffer_info()[0] for x in (self.sizes, self.first, self.lane))
         self.blocks = sum(-(-size // BLOCK) for size in counts)
-        self.large = sum(counts) * rows >= SMALL
+        self.total = sum(counts) * rows
         self._sums: array[float] | None = None
 
     def sums(self) -> array[float]:
@@ -350,22 +370,25 @@ def prepared(
 ) -> Call:
     """The call that takes the tensors at these `addresses`, of the layout's sizes, through the ops.
 
-    `each` is the number of rows of ops where replicas have their own. `ξ` are the thermostats of the replicas, which
-    formulas read and ops change.
+    `each` is the number of rows of ops where replicas have their own. `ξ` are the thermostats of the replicas, one part
+    after the other, which formulas read and ops change.
     """
     keys, step, draws = noise
     if len(keys) != (8 * len(layout.sizes) if draws else 0):
         raise KernelError(f"{len(keys) // 8} keys for {len(layout.sizes)} tensors: there must be one for each")
     at = [None if x is None else x.buffer_info()[0] for x in (θ, p, g)]
     lengths = len(ops) // OP.size // max(each, 1), each
-    threads = torch.get_num_threads() if layout.large else 1
-    thermostat: tuple[Any, ...] = (None, None)
+    threads = torch.get_num_threads() if layout.total * (1 + DEAR * len(draws)) >= SMALL else 1
+    thermostat: tuple[Any, ...] = (1, None, None, None)
     sums = None
     if ξ is not None:
-        if not plain(ξ, torch.float64) or ξ.numel() != layout.rows:
+        parts, part = ξ.numel() // layout.rows, layout.part
+        if not plain(ξ, torch.float64) or ξ.numel() != layout.rows * (parts if part else 1) or not parts:
             raise KernelError(f"thermostats {ξ!r}: there must be {layout.rows} of torch.float64, one for each replica")
+        if formulas.stride and len(formulas.tape) != formulas.stride * STEP.itemsize * ξ.numel():
+            raise KernelError(f"formulas of {len(formulas.tape)} bytes for {ξ.numel()} thermostats: give each its own")
         sums = layout.sums()
-        thermostat = ξ.data_ptr(), sums.buffer_info()[0]
+        thermostat = parts, part.buffer_info()[0] if part else None, ξ.data_ptr(), sums.buffer_info()[0]
     named = array("q", draws).tobytes() if draws else None, len(draws), step
     arguments = (len(layout.sizes), layout.rows, *at, *layout.at, *lengths, ops, keys or None, *named)
     rest = (formulas.number, formulas.table, formulas.steps, formulas.stride, formulas.tape, *thermostat, threads)
@@ -468,20 +491,24 @@ def stiefel(
     ops: bytes,
     each: int = 0,
 ) -> list[int]:
-    """Take matrices with orthonormal columns through the ops, into `out` and `moved`; returns those too hard for it."""
+    """Take matrices with orthonormal columns through the ops, into `out` and `moved`; returns those too hard for it.
+
+    A tensor of `θ`, `p` and `g` may hold several matrices, one behind the other.
+    """
     r, s, tall, *limits = kind
-    dtype, count = out.dtype, len(θ)
+    dtype = out.dtype
     if not tall:  # points and momenta are held as tall matrices, over the memory of wide ones
         p, moved = [x.mT for x in p], None if moved is None else moved.mT
-    if any(x and len(x) != count for x in (p, g)):
-        raise KernelError(f"{len(p)} momenta and {len(g)} gradients for {count} matrices: there must be one for each")
+    lists = [one_behind_another("a matrix", x, dtype, r * s) for x in (θ, p, g)]
+    count, *others = map(len, lists)
+    if any(other not in (0, count) for other in others):
+        raise KernelError("{} momenta and {} gradients".format(*others) + f" for {count} matrices: one for each")
     small = r * s * s < 1 << 24
     # small products belong into a parallel region even where there is one matrix: BLAS then leaves the threads alone
     threads, inner = (torch.get_num_threads(), 1) if small else (1, torch.get_num_threads())
     room = 5 * r * s + s * s
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
     ok = integers([0] * count)
-    lists = [where("a matrix", x, dtype, r * s) if x else None for x in (θ, p, g)]
     drawn = where("the noise of matrices", noise, dtype, count * r * s)
     results = where("matrices", [out] if moved is None else [out, moved], dtype, count * r * s)
     at = [x.buffer_info()[0] if x else None for x in (*lists, drawn)]

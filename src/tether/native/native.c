@@ -10,7 +10,7 @@
 typedef struct { int64_t code; double value; } Step;           // of a formula: a number, ξ, pᵀp, or an operation
 typedef struct { int64_t op, field, from, to; } Formula;       // which coefficient of which op it is, and its steps
 enum { NUMBER, XI, P2, PLUS, TIMES, OVER, MINUS, EXP, EXPM1, SQRT, SHRINK, CODES };
-enum { DEPTH_OF_STACK = 16, OPS = 48, GROUP = 16 };             // GROUP: replicas with a thermostat that go together
+enum { DEPTH_OF_STACK = 16, OPS = 48, GROUP = 16 };             // GROUP: thermostats that go together
 enum { THERMOSTAT = 2 };                                       // an op of this target sets ξ to its first coefficient
 
 typedef struct {
@@ -25,7 +25,9 @@ typedef struct {
   int64_t formulas, stride;     // stride: from the steps of one replica to those of the next, 0 where they share them
   const Formula *formula;
   const Step *tape;
-  double *xi;                   // of each replica
+  int64_t parts;                // with a thermostat each
+  const int64_t *part;          // of each tensor; null for 0
+  double *xi;                   // parts × rows
   double *sums;                 // rows × blocks: pᵀp of each
   int64_t blocks;               // of one replica
 } Task;
@@ -70,7 +72,9 @@ static int64_t sound(const Op *op, int64_t ops, int64_t targets, int drift, cons
 
 // Are these formulas of these ops, and do their steps keep to the stack?
 static int64_t computable(const Task *task, int64_t steps) {
-  if (task->formulas && (!task->xi || task->ops > OPS)) return BAD_SIZE;
+  if (task->formulas && (!task->xi || task->ops > OPS || task->parts < 1 || task->parts > GROUP)) return BAD_SIZE;
+  for (int64_t t = 0; task->part && t < task->tensors; t++)
+    if (task->part[t] < 0 || task->part[t] >= task->parts) return BAD_SIZE;
   for (int64_t f = 0; f < task->formulas; f++) {
     const Formula x = task->formula[f];
     if (x.op < 0 || x.op >= task->ops || x.field < 0 || x.field > 3 || x.from < 0 || x.to > steps) return BAD_OP;
@@ -109,13 +113,14 @@ static double value(const Step *step, int64_t from, int64_t to, double xi, doubl
   return *top;
 }
 
-// The ops from `from` to `to` of a replica with the formulas among their coefficients worked out.
-static void work_out(Op *out, const Task *task, int64_t row, int64_t from, int64_t to, double xi, double p2) {
+// The ops from `from` to `to` of a part of a replica with the formulas among their coefficients worked out.
+static void work_out(Op *out, const Task *task, int64_t row, int64_t part, int64_t from, int64_t to, double xi, double p2) {
+  const Step *tape = task->tape + (part * task->rows + row) * task->stride;
   memcpy(out, task->op + (task->each ? row * task->ops : 0) + from, (size_t)(to - from) * sizeof(Op));
   for (int64_t f = 0; f < task->formulas; f++) {
     const Formula x = task->formula[f];
     if (x.op >= from && x.op < to)
-      (&out[x.op - from].own)[x.field] = value(task->tape + row * task->stride, x.from, x.to, xi, p2);
+      (&out[x.op - from].own)[x.field] = value(tape, x.from, x.to, xi, p2);
   }
 }
 
@@ -183,21 +188,32 @@ int64_t shuffle(int64_t rows, int64_t points, uint64_t key, int64_t step, const 
 #include "noise.c"
 #include "batch.c"
 
-// Some replicas go through the program together: up to where the thermostat needs pᵀp, and on from there.
+// pᵀp of a part of a replica, in one order, so that any number of threads gives the same
+static double NAME(energy)(const Task *task, int64_t row, int64_t part) {
+  const double *sum = task->sums + row * task->blocks;
+  double p2 = 0;
+  for (int64_t t = 0; t < task->tensors; t++)
+    for (int64_t b = (task->size[t] + BLOCK - 1) / BLOCK; b > 0; b--, sum++)
+      if (!task->part || task->part[t] == part) p2 += *sum;
+  return p2;
+}
+
+// Some replicas go through the program together: up to where the thermostats need pᵀp, and on from there.
 static void NAME(through)(const Task *task, int64_t from_row, int64_t to_row, int64_t thread, int64_t threads) {
-  Op own[GROUP][OPS];
+  const int64_t parts = task->parts, pairs = task->formulas ? (to_row - from_row) * parts : 0;
+  Op own[GROUP][OPS];  // of each part of each replica
   double xi[GROUP];
   NAME(Batch) batch = {.task = task};
-  for (int64_t row = from_row; task->formulas && row < to_row; row++) xi[row - from_row] = task->xi[row];
+  for (int64_t i = 0; i < pairs; i++) xi[i] = task->xi[i % parts * task->rows + from_row + i / parts];
   for (int64_t from = 0, to; from < task->ops; from = to + 1) {
     for (to = from; to < task->ops && task->op[to].target != THERMOSTAT;) to++;
     batch.ops = to - from, batch.square = to < task->ops;
-    for (int64_t row = from_row; task->formulas && row < to_row; row++)
-      work_out(own[row - from_row], task, row, from, to, xi[row - from_row], 0);
+    for (int64_t i = 0; i < pairs; i++) work_out(own[i], task, from_row + i / parts, i % parts, from, to, xi[i], 0);
     int64_t first = 0, turn = 0;  // the first block of a tensor
     for (int64_t t = 0; t < task->tensors; t++) {
       for (int64_t row = from_row; row < to_row; row++) {
-        const Op *op = task->formulas ? own[row - from_row] : task->op + (task->each ? row * task->ops : 0) + from;
+        const Op *op = task->op + (task->each ? row * task->ops : 0) + from;
+        if (pairs) op = own[(row - from_row) * parts + (task->part ? task->part[t] : 0)];
         for (int64_t at = 0, size = task->size[t], b = first; at < size; at += BLOCK, b++, turn++)
           if (turn % threads == thread)
             NAME(add)(&batch, op, t, row, b, at, size - at < BLOCK ? size : at + BLOCK);
@@ -209,17 +225,16 @@ static void NAME(through)(const Task *task, int64_t from_row, int64_t to_row, in
     if (threads > 1) {
 #pragma omp barrier
     }
-    for (int64_t row = from_row; row < to_row; row++) {  // in one order, so that any number of threads gives the same
-      double p2 = 0;
-      for (int64_t b = 0; b < task->blocks; b++) p2 += task->sums[row * task->blocks + b];
-      work_out(own[row - from_row], task, row, to, to + 1, xi[row - from_row], p2);
-      xi[row - from_row] = own[row - from_row][0].own;
+    for (int64_t i = 0; i < pairs; i++) {
+      const int64_t row = from_row + i / parts, part = i % parts;
+      work_out(own[i], task, row, part, to, to + 1, xi[i], NAME(energy)(task, row, part));
+      xi[i] = own[i][0].own;
     }
     if (threads > 1) {
 #pragma omp barrier
     }
   }
-  for (int64_t row = from_row; task->formulas && !thread && row < to_row; row++) task->xi[row] = xi[row - from_row];
+  for (int64_t i = 0; !thread && i < pairs; i++) task->xi[i % parts * task->rows + from_row + i / parts] = xi[i];
 }
 
 static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
@@ -227,7 +242,7 @@ static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
   const int apart = task->rows >= threads;
   const int64_t from = apart ? task->rows * thread / threads : 0;
   const int64_t to = apart ? task->rows * (thread + 1) / threads : task->rows;
-  const int64_t some = task->formulas ? GROUP : task->rows;
+  const int64_t some = task->formulas ? GROUP / task->parts : task->rows;
   FLUSH
   for (int64_t row = from; row < to; row += some)
     NAME(through)(task, row, to - row < some ? to : row + some, apart ? 0 : thread, apart ? 1 : threads);
@@ -237,12 +252,12 @@ static void NAME(share)(const Task *task, int64_t thread, int64_t threads) {
 int64_t NAME(run)(int64_t tensors, int64_t rows, void *const *theta, void *const *p, void *const *g, const int64_t *size,
                   const int64_t *first, const int64_t *replica, int64_t ops, int64_t each, const Op *op,
                   const uint64_t *key, const int64_t *draw, int64_t draws, int64_t step, int64_t formulas,
-                  const Formula *formula, int64_t steps, int64_t stride, const Step *tape, double *xi, double *sums,
-                  int64_t threads) {
+                  const Formula *formula, int64_t steps, int64_t stride, const Step *tape, int64_t parts,
+                  const int64_t *part, double *xi, double *sums, int64_t threads) {
   int64_t blocks = 0;
   for (int64_t t = 0; t < tensors; t++) blocks += (size[t] + BLOCK - 1) / BLOCK;
   const Task task = {tensors, rows, ops, each, theta, p, g, size, first, replica, op, key, draw, step, philox_best(),
-                     formulas, stride, formula, tape, xi, sums, blocks};
+                     formulas, stride, formula, tape, parts, part, xi, sums, blocks};
   if (each && each != rows) return BAD_SIZE;
   if (formulas && (!p || !theta || !sums)) return NO_BUFFER;
   int64_t fault = sound(op, ops * (each ? each : 1), formulas ? 3 : theta ? 2 : 1, 0, p, g, key && draw ? draws : 0);

@@ -54,16 +54,21 @@ INLINE REAL NAME(radius)(uint32_t word) {
 }
 
 // Box–Muller for the entries of up to TILES tiles: rows 0 and 1 of a tile are r cos φ and r sin φ of its words 0 and 1, rows
-// 2 and 3 of its words 2 and 3, φ = πj/2³¹.
+// 2 and 3 of its words 2 and 3, φ = πj/2³¹. Two rows at a time, which is as wide as vectors are; then each is put in its place.
 INLINE void NAME(normals)(REAL *restrict out, const Tile *tile, int64_t tiles, int64_t level, uint32_t step, uint32_t draw) {
+  enum { WIDE = 2 * LANES };
   _Alignas(64) uint32_t word[SPAN];
-  philox(level, word, tile, tiles, step, draw);
-  for (int64_t pair = 0; pair < 2 * tiles; pair++, out += 2 * LANES)
-    for (int e = 0; e < LANES; e++) {
-      const uint32_t *w = word + pair * 2 * LANES + e;
-      REAL r = NAME(radius)(w[0]), ss, cc;
-      NAME(turn)((REAL)(int32_t)w[LANES] * (REAL)0x1p-31, &ss, &cc);
-      out[e] = r * cc;
-      out[LANES + e] = r * ss;
+  _Alignas(64) REAL cosine[SPAN / 2], sine[SPAN / 2];
+  philox(level, word, BY_KIND, tile, tiles, step, draw);
+  for (int64_t at = 0; at < tiles * WIDE; at += WIDE)
+    for (int e = 0; e < WIDE; e++) {
+      REAL r = NAME(radius)(word[at + e]), ss, cc;
+      NAME(turn)((REAL)(int32_t)word[SPAN / 2 + at + e] * (REAL)0x1p-31, &ss, &cc);
+      cosine[at + e] = r * cc;
+      sine[at + e] = r * ss;
     }
+  for (int64_t row = 0; row < 2 * tiles; row++, out += 2 * LANES) {
+    memcpy(out, cosine + row * LANES, LANES * sizeof(REAL));
+    memcpy(out + LANES, sine + row * LANES, LANES * sizeof(REAL));
+  }
 }

@@ -14,6 +14,7 @@ __all__ = [
     "NO_FORMULAS",
     "OP",
     "OPS",
+    "STEP",
     "THERMOSTAT",
     "Formulas",
     "Op",

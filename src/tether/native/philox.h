@@ -15,8 +15,12 @@ enum { TILE = 32, LANES = 8, TILES = 16, SPAN = TILES * TILE, ROUNDS = 10 };
 // 32 entries of a parameter: words 0 and 3 of their first counter, and the key
 typedef struct { uint32_t n, high, key[2]; } Tile;
 
-static void philox_plain(uint32_t *restrict out, const Tile *tile, int64_t tiles, uint32_t step, uint32_t draw) {
-  for (int64_t t = 0; t < tiles; t++, out += TILE)
+// Where words go: words 0 and 2 of a tile's counters one `half` apart, and words 1 and 3 by `odd` behind those.
+typedef struct { int64_t half, odd; } Order;
+static const Order BY_ENTRY = {2 * LANES, LANES}, BY_KIND = {LANES, SPAN / 2};  // of radii first, then of angles
+
+static void philox_plain(uint32_t *restrict out, Order to, const Tile *tile, int64_t tiles, uint32_t step, uint32_t draw) {
+  for (int64_t t = 0; t < tiles; t++, out += 2 * to.half)
     for (uint32_t lane = 0; lane < LANES; lane++) {
       uint32_t a = tile[t].n + lane, b = step, c = draw, d = tile[t].high, j = tile[t].key[0], k = tile[t].key[1];
 #pragma GCC unroll 10
@@ -25,7 +29,7 @@ static void philox_plain(uint32_t *restrict out, const Tile *tile, int64_t tiles
         a = (uint32_t)(y >> 32) ^ b ^ j, b = (uint32_t)y;
         c = (uint32_t)(x >> 32) ^ d ^ k, d = (uint32_t)x;
       }
-      out[lane] = a, out[LANES + lane] = b, out[2 * LANES + lane] = c, out[3 * LANES + lane] = d;
+      out[lane] = a, out[to.odd + lane] = b, out[to.half + lane] = c, out[to.half + to.odd + lane] = d;
     }
 }
 
@@ -45,13 +49,13 @@ static void philox_plain(uint32_t *restrict out, const Tile *tile, int64_t tiles
   __m512i a##S = _mm512_add_epi64(_mm512_set1_epi64((T)->n), lanes), b##S = _mm512_set1_epi64(step),             \
           c##S = _mm512_set1_epi64(draw), d##S = _mm512_set1_epi64((T)->high),                                   \
           j##S = _mm512_set1_epi64((T)->key[0]), k##S = _mm512_set1_epi64((T)->key[1]);
-#define STORE(S, to)                                                                \
-  _mm256_storeu_si256((__m256i *)(to), _mm512_cvtepi64_epi32(a##S));                \
-  _mm256_storeu_si256((__m256i *)(to) + 1, _mm512_cvtepi64_epi32(b##S));            \
-  _mm256_storeu_si256((__m256i *)(to) + 2, _mm512_cvtepi64_epi32(c##S));            \
-  _mm256_storeu_si256((__m256i *)(to) + 3, _mm512_cvtepi64_epi32(d##S));
+#define STORE(S, T)                                                                                            \
+  _mm256_storeu_si256((__m256i *)(out + 2 * to.half * (T)), _mm512_cvtepi64_epi32(a##S));                      \
+  _mm256_storeu_si256((__m256i *)(out + 2 * to.half * (T) + to.odd), _mm512_cvtepi64_epi32(b##S));             \
+  _mm256_storeu_si256((__m256i *)(out + 2 * to.half * (T) + to.half), _mm512_cvtepi64_epi32(c##S));            \
+  _mm256_storeu_si256((__m256i *)(out + 2 * to.half * (T) + to.half + to.odd), _mm512_cvtepi64_epi32(d##S));
 
-__attribute__((target("avx512f"))) static void philox_avx512(uint32_t *out, const Tile *tile, int64_t tiles,
+__attribute__((target("avx512f"))) static void philox_avx512(uint32_t *out, Order to, const Tile *tile, int64_t tiles,
                                                              uint32_t step, uint32_t draw) {
   const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), m0 = _mm512_set1_epi64(MUL0),
                 m1 = _mm512_set1_epi64(MUL1), w0 = _mm512_set1_epi64(ADD0),
@@ -74,10 +78,10 @@ __attribute__((target("avx512f"))) static void philox_avx512(uint32_t *out, cons
       BUMP(_mm512, 2)
       BUMP(_mm512, 3)
     }
-    STORE(0, out + t * TILE)
-    STORE(1, out + u * TILE)
-    STORE(2, out + v * TILE)
-    STORE(3, out + w * TILE)
+    STORE(0, t)
+    STORE(1, u)
+    STORE(2, v)
+    STORE(3, w)
   }
 }
 #undef XOR
@@ -92,12 +96,12 @@ __attribute__((target("avx512f"))) static void philox_avx512(uint32_t *out, cons
 #define PACK(x, y) \
   _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(x), _mm256_castsi256_ps(y), _MM_SHUFFLE(2, 0, 2, 0)))
 
-__attribute__((target("avx2"))) static void philox_avx2(uint32_t *out, const Tile *tile, int64_t tiles, uint32_t step,
-                                                        uint32_t draw) {
+__attribute__((target("avx2"))) static void philox_avx2(uint32_t *out, Order to, const Tile *tile, int64_t tiles,
+                                                        uint32_t step, uint32_t draw) {
   const __m256i first = _mm256_set_epi64x(5, 4, 1, 0), second = _mm256_set_epi64x(7, 6, 3, 2),
                 m0 = _mm256_set1_epi64x(MUL0), m1 = _mm256_set1_epi64x(MUL1),
                 w0 = _mm256_set1_epi64x(ADD0), w1 = _mm256_set1_epi64x(ADD1);
-  for (int64_t t = 0; t < tiles; t++, out += TILE) {
+  for (int64_t t = 0; t < tiles; t++, out += 2 * to.half) {
     __m256i j0 = _mm256_set1_epi64x(tile[t].key[0]), k0 = _mm256_set1_epi64x(tile[t].key[1]);
     START(0, first)
     START(1, second)
@@ -112,9 +116,9 @@ __attribute__((target("avx2"))) static void philox_avx2(uint32_t *out, const Til
 #undef j1
 #undef k1
     _mm256_storeu_si256((__m256i *)out, PACK(a0, a1));
-    _mm256_storeu_si256((__m256i *)out + 1, PACK(b0, b1));
-    _mm256_storeu_si256((__m256i *)out + 2, PACK(c0, c1));
-    _mm256_storeu_si256((__m256i *)out + 3, PACK(d0, d1));
+    _mm256_storeu_si256((__m256i *)(out + to.odd), PACK(b0, b1));
+    _mm256_storeu_si256((__m256i *)(out + to.half), PACK(c0, c1));
+    _mm256_storeu_si256((__m256i *)(out + to.half + to.odd), PACK(d0, d1));
   }
 }
 #undef XOR
@@ -140,12 +144,12 @@ static int64_t philox_best(void) {
 #endif
 }
 
-static void philox(int64_t level, uint32_t *out, const Tile *tile, int64_t tiles, uint32_t step, uint32_t draw) {
+static void philox(int64_t level, uint32_t *out, Order to, const Tile *tile, int64_t tiles, uint32_t step, uint32_t draw) {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (level == 2) return philox_avx512(out, tile, tiles, step, draw);
-  if (level == 1) return philox_avx2(out, tile, tiles, step, draw);
+  if (level == 2) return philox_avx512(out, to, tile, tiles, step, draw);
+  if (level == 1) return philox_avx2(out, to, tile, tiles, step, draw);
 #endif
-  philox_plain(out, tile, tiles, step, draw);
+  philox_plain(out, to, tile, tiles, step, draw);
 }
 
 // The tile of entry e of a parameter
@@ -163,7 +167,7 @@ static void philox_range(int64_t level, uint32_t *out, int64_t first, int64_t co
     const int64_t phase = first % TILE, m = count < SPAN - phase ? count : SPAN - phase;
     const int64_t tiles = (phase + m + TILE - 1) / TILE;
     for (int64_t t = 0; t < tiles; t++) tile[t] = tile_of((uint64_t)(first + t * TILE), key, replica);
-    philox(level, word, tile, tiles, step, draw);
+    philox(level, word, BY_ENTRY, tile, tiles, step, draw);
     memcpy(out, word + phase, (size_t)m * sizeof *out);
     out += m, first += m, count -= m;
   }

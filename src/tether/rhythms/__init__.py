@@ -8,10 +8,11 @@ from typing import Any
 from tether.rhythms.every import Every
 from tether.rhythms.merge import Merge
 from tether.rhythms.metropolis import Metropolis
+from tether.rhythms.pace import Pace
 from tether.rhythms.rhythm import Always, Rhythm, RhythmError
 from tether.rhythms.sleep import Sleep
 
-__all__ = ["SHORT", "Always", "Every", "Merge", "Metropolis", "Rhythm", "RhythmError", "Sleep", "rhythm_of"]
+__all__ = ["SHORT", "Always", "Every", "Merge", "Metropolis", "Pace", "Rhythm", "RhythmError", "Sleep", "rhythm_of"]
 
 SHORT: dict[str, Any] = {"every": 1, "drift": True, "asleep": 0.0, "nap": 5, "merge": 1}  # short forms and defaults
 

@@ -29,6 +29,8 @@ class Rhythm:
 
     every = 1  # steps of the optimizer from one kick of the part to the next
     tested = False  # is a step a proposal, which the energies accept or reject?
+    paced = False  # do steps last longer or shorter, so that averages need the weights of `Optimizer.pace`?
+    alone = False  # must all parameters be in one part?
 
     def __repr__(self) -> str:
         """Name and settings. Two of equal text are the same."""
@@ -71,6 +73,10 @@ class Rhythm:
 
     def times(self, word: Word, h: Any) -> Any:
         """How long a proposal is, in units of h."""
+        return 1.0
+
+    def weight(self, row: Row) -> Any:
+        """What the present state counts in an average; with replicas it may be one for each."""
         return 1.0
 
     def rise(self, row: Row) -> list[Write]:

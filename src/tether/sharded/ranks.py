@@ -50,14 +50,15 @@ def admit_sharded(
         raise TypeError(f"parameter {name!r} is a sum over ranks, {param.placements}: redistribute it first")
     if replicas:
         raise ValueError(f"parameter {name!r} is a DTensor, and replicas cannot be sharded: use batch_dims=0")
-    if metric is not None:
+    if metric is not None and not metric.entrywise:
         raise ValueError(
             f"{metric!r} measures the whole network, and {name!r} is sharded: leave the model whole and use DDP"
         )
     if isinstance(surface, Surface) and way(param, surface) in TIED[state]:
         matrix = len(surface.coordinates(param.shape)) == 2
         if surface.slack or surface.together or not matrix:
-            cure = "cut it by rows, Shard(0)" if matrix and not surface.together else "leave it whole"
+            rows = surface.restricted(param.shape, [0] * param.dim(), [0, *param.shape[1:]]) is not None
+            cure = "cut it by rows, Shard(0)" if rows else "leave it whole"
             raise SurfaceError(
                 f"{surface!r} on {name!r}, which is cut along axis {min(cut_dims(param))}: it ties weights of several "
                 f"ranks to each other; {cure}, e.g. fully_shard(model, ignored_params={{...}})"
@@ -167,7 +168,7 @@ class Shared:
         """The bodies of a row, equal in number and order on all ranks."""
         rest, surface = (row.state, momenta, row.lanes), row.surface
         if not isinstance(surface, Surface):
-            return [Block(mine, own, *rest, self.cut(mine)) for mine, own in alike_in(kind, chosen)]
+            return [Block(mine, own, *rest, self.cut(mine), row.keeps) for mine, own in alike_in(kind, chosen)]
         made: list[Any] = []
         count = 0
         for mine, own in alike_in(kind_and_shape, chosen):

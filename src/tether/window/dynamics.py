@@ -16,11 +16,12 @@ from tether import methods
 from tether.ensemble.replicas import Replicas
 from tether.layerwise import output_layer
 from tether.metrics.path import Path
+from tether.metrics.rms import RMS
 from tether.metrics.spectral import Spectral
 from tether.optimizer import Optimizer
 from tether.part import DEFAULTS, NUMERIC, Part
 from tether.rhythms import Every, Merge, Sleep
-from tether.surfaces import Circle, Free, Orthogonal, Sphere
+from tether.surfaces import Circle, Free, Orthogonal, SpectralBall, Sphere
 from tether.window.setting import Field, SettingError
 from tether.words import WordError, parse
 
@@ -54,8 +55,13 @@ CHOICES: dict[str, dict[str, tuple[Callable[..., Any], dict[str, Any]]]] = {
         "Circle": (Circle, {"radius": 1.0}),
         "Sphere": (Sphere, {"radius": 1.0}),
         "Orthogonal": (Orthogonal, {}),
+        "SpectralBall": (SpectralBall, {"radius": 1.0}),
     },
-    "metric": {"Path": (Path, {"p": 2.0}), "Spectral": (Spectral, {"steps": 5, "decay": 0.0})},
+    "metric": {
+        "Path": (Path, {"p": 2.0}),
+        "RMS": (RMS, {"decay": 0.99, "eps": 1e-8}),
+        "Spectral": (Spectral, {"steps": 5, "decay": 0.0}),
+    },
     "rhythm": {"Every": (Every, {"k": 5}), "Sleep": (Sleep, {"share": 0.5, "nap": 5}), "Merge": (Merge, {"k": 5})},
 }
 USED = {"γ": "friction", "τ": "temperature", "ε": "coupling", "σ": "noise", "m": "mass"}
