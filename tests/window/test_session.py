@@ -52,7 +52,7 @@ class Page:
         return self.session._worker._process
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers():
     workers = Workers()
     yield workers
@@ -132,7 +132,8 @@ def test_a_process_that_does_not_answer_is_ended_with_its_session(workers, monke
     assert process.poll() is not None
 
 
-def test_closing_everything_ends_a_session_that_waits(workers):
+def test_closing_everything_ends_a_session_that_waits():
+    workers = Workers()
     page = Page(workers)
     page.begin()
     page.session.receive({"type": "run"})

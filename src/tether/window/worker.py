@@ -26,11 +26,10 @@ class Worker:
     """A process that trains for one session after another."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", f"{START}; from {__name__} import work; work()"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-        _widen(self._process.stdout)
+        try:
+            self._process = _started(pipesize=ROOM)
+        except PermissionError:  # the system wants its pipes smaller
+            self._process = _started()
         self._one = threading.Lock()
 
     def send(self, command: Any) -> None:
@@ -87,13 +86,10 @@ class Workers:
             self._free.clear()
 
 
-def _widen(pipe: IO[bytes] | None) -> None:
-    """Give a pipe more room where the system allows it."""
-    assert pipe is not None
-    with suppress(ImportError, AttributeError, OSError):
-        import fcntl
-
-        fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, ROOM)
+def _started(**options: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", f"{START}; from {__name__} import work; work()"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **options)
 
 
 def _write(to: IO[bytes], message: Any) -> None:
