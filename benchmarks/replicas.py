@@ -7,12 +7,14 @@ Whole training steps: minibatches, forward, backward, SGD with momentum (for our
 Langevin dynamics with noise). jax (jit, vmap and scan over the steps) takes part where it is installed. The second
 table has eight small residual networks (widths 16-32-64, 32 × 32 pixels, batch 16) and eight small encoders (2 layers
 of 64, 32 tokens, batch 16), each with batches of its own; "products" is the share of a step that
-torch's profiler finds in convolutions, products of matrices and attention.
+torch's profiler finds in convolutions, products of matrices and attention. The third
+table has the convolutions of these residual networks alone.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable
 
 import torch
@@ -243,6 +245,27 @@ def own_vmap(nets: list[torch.nn.Module], x: torch.Tensor, y: torch.Tensor) -> R
     return run
 
 
+def convolved(width: int, size: int) -> tuple[dict[str, Run], float]:
+    """Forward and backward passes of a 3 × 3 convolution in eight networks, and how many operations they are."""
+    torch.manual_seed(0)
+    calls: dict[str, Run] = {}
+    for order, layout in (("", torch.contiguous_format), (", channels last", torch.channels_last)):
+        inputs = torch.randn(BATCH, EIGHT * width, size, size).contiguous(memory_format=layout).requires_grad_()
+        weights = torch.randn(EIGHT * width, width, 3, 3, requires_grad=True)
+        own = [x.detach().contiguous(memory_format=layout).requires_grad_() for x in inputs.chunk(EIGHT, 1)]
+        pairs = [(x, w.detach().requires_grad_()) for x, w in zip(own, weights.chunk(EIGHT), strict=True)]
+
+        def run(pairs: list[tuple[torch.Tensor, torch.Tensor]], groups: int) -> None:
+            for x, w in pairs:
+                out = functional.conv2d(x, w, padding=1, groups=groups)
+                torch.autograd.grad(out, (x, w), torch.ones_like(out))
+
+        calls[f"one after the other{order}"] = lambda pairs=pairs, run=run: run(pairs, 1)  # type: ignore[misc]
+        both = [(inputs, weights)]
+        calls[f"one convolution of eight groups{order}"] = lambda both=both, run=run: run(both, EIGHT)  # type: ignore[misc]
+    return calls, 3 * 2 * EIGHT * BATCH * 9 * (width * size) ** 2
+
+
 def products(call: Run) -> float:
     """The share of a step that is convolutions, products of matrices and attention."""
     call()
@@ -267,6 +290,13 @@ def main() -> None:
                 calls = deep(case, options.peers)
                 times = interleave(calls, options.rounds, case, warm=1)
                 table.add(case, times, products={label: products(call) for label, call in calls.items()})
+        if DEEP[0] in options.only:
+            table = run.table("a 3 × 3 convolution in eight networks, forward and backward", "one after the other")
+            for width, size in ((16, 32), (32, 16), (64, 8)):
+                calls, operations = convolved(width, size)
+                times = interleave(calls, options.rounds, "convolutions", warm=1)
+                rate = {label: operations / statistics.median(series) / 1e9 for label, series in times.items()}
+                table.add(f"{width} channels, {size} × {size}", times, GFlop_per_second=rate)
     run.write()
 
 

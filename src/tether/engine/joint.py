@@ -16,7 +16,7 @@ from tether.engine import host
 from tether.engine.commit import Write, write
 from tether.engine.interpreter import Composed
 from tether.engine.rows import Row
-from tether.engine.thermostat import FASTEST, STRONGEST, check_thermostat, largest
+from tether.engine.thermostat import FASTEST, STRONGEST, check_thermostat, furthest_from_zero
 
 __all__ = ["Joint"]
 
@@ -73,7 +73,7 @@ class Joint(Row):
         """Look at all members at once; where there is a doubt, each looks at its own."""
         h, ε, τ = (self.values[name] for name in ("lr", "ε", "τ"))
         most = 1 if self.group["normalised"] else max(self.counts)
-        if 2 * h * h * ε * most * τ <= 0.999 * FASTEST and abs(h) * largest(self.ξ) <= STRONGEST:
+        if 2 * h * h * ε * most * τ <= 0.999 * FASTEST and abs(h) * furthest_from_zero(self.ξ) <= STRONGEST:
             return
         for row, count, ξ in zip(self.members, self.counts, self.held, strict=True):
             if count:

@@ -181,7 +181,7 @@ def held_back(rows: Sequence[Row], resting: Sequence[int]) -> list[Write]:
 def counted(opt: Optimizer) -> list[Write]:
     """One step more for every part and the clock; only what is due at the next step asks for gradients."""
     now = opt.rows[0].group["step"] + 1
-    writes = [write(setattr, opt.clock, "step", now)]
+    writes: list[Write] = [write(setattr, opt.clock, "step", now)]
     equal: dict[float, list[dict[str, Any]]] = {}  # groups by their lr: one write for all of them
     for row in opt.rows:
         group, lr = row.group, row.values["lr"]

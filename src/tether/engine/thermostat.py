@@ -11,7 +11,7 @@ from tether.engine.advice import warn
 from tether.engine.commit import local
 from tether.engine.pieces import Ranks
 
-__all__ = ["FASTEST", "STRONGEST", "ThermostatError", "check_thermostat", "largest"]
+__all__ = ["FASTEST", "STRONGEST", "ThermostatError", "check_thermostat", "furthest_from_zero"]
 
 FASTEST = 1.0  # of (hω)²
 STRONGEST = 88.0  # of h|ξ|: e^{88} is the largest power of e in float32
@@ -47,12 +47,12 @@ def check_thermostat(
         ξ = 0.0 if not readable else ξ if ξ.dim() else ξ.item()
     if isinstance(fast, torch.Tensor) and not readable:
         return
-    strongest = largest(h * ξ) if isinstance(h, torch.Tensor) else abs(h) * largest(ξ)
-    if not (largest(fast) <= FASTEST and strongest <= STRONGEST):
+    strongest = furthest_from_zero(h * ξ) if isinstance(h, torch.Tensor) else abs(h) * furthest_from_zero(ξ)
+    if not (furthest_from_zero(fast) <= FASTEST and strongest <= STRONGEST):
         _look_closer(group, size, state, resting, fast, h * ξ, ranks)
 
 
-def largest(x: Any) -> float:
+def furthest_from_zero(x: Any) -> float:
     """The largest |x|; nan where one is nan."""
     if not isinstance(x, torch.Tensor):
         return abs(x)

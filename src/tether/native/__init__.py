@@ -288,7 +288,8 @@ def one_behind_another(what: str, tensors: Sequence[torch.Tensor], dtype: torch.
         return array("q")
     sizes = [max(1, x.numel() // count) * count for x in tensors]
     found, width = array("q"), dtype.itemsize
-    for at, size in zip(where(what, tensors, dtype, *sizes), sizes, strict=True):
+    places = addresses(tensors, dtype, sizes) or where(what, tensors, dtype, *sizes)  # which says what does not fit
+    for at, size in zip(places, sizes, strict=True):
         found.extend(range(at, at + size * width, count * width))
     return found
 
