@@ -170,10 +170,10 @@ right.set(
 plt.show()
 
 # %%
-# The verdict. On this page four splits decide nothing. On twenty (``SPLITS=20``, two minutes of processor time) sampling
-# lowers the error by 0.011 ± 0.003 standard deviations of the miles, 3 %, which is little but no accident, and raises the
-# log density by 0.075 ± 0.039, which may be one: the test sets overlap, so that these errors are on the small side. Both
-# ways cost the same gradients. But a prediction by sampling takes 300 networks where the ensemble takes 5. The draws
-# differ from each other several times as much as the members do (right), so they say more about where the data are thin.
-# The intervals of all three are too wide (left): the noise was estimated on cars that the networks had not seen, and
-# holds their error, too.
+# The verdict. On this page four splits decide nothing. On twenty (``SPLITS=20``, two minutes of processor time)
+# sampling lowers the error by 0.011 ± 0.003 standard deviations of the miles, 3 %, which is little but no accident,
+# and raises the log density by 0.075 ± 0.039, which may be one: the test sets overlap, so that these errors are on
+# the small side. Both ways cost the same gradients. But a prediction by sampling takes 300 networks where the
+# ensemble takes 5. The draws differ from each other several times as much as the members do (right), so they say more
+# about where the data are thin. The intervals of all three are too wide (left): the noise was estimated on cars that
+# the networks had not seen, and holds their error, too.

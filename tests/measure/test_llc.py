@@ -100,13 +100,13 @@ def regression(points=300, inputs=5):
 def test_regression_has_half_the_dimension_less_what_the_localisation_takes(settings, localisation):
     net, data, k = regression()
     inverse = 300 / math.log(300) / 2  # σ = 1: half of mse_loss is the negative log-likelihood
-    found = llc(net, data, mse_loss, inverse=inverse, localisation=localisation, draws=500, chains=8, **settings)
+    found = llc(net, data, mse_loss, inverse=inverse, localisation=localisation, draws=250, chains=8, **settings)
     ω = localisation / inverse
     wider = 1 / (1 - settings["lr"] * (k + ω) / 2) if "word" not in settings and "method" not in settings else 1.0
     exact = float((k / (k + ω) * wider).sum() / 2)
     assert abs(found.value - exact) < 2 * found.error
     assert abs(found.temperature - float((wider * torch.ones(6)).mean())) < 3 * found.temperature_error
-    assert found.error < 0.1
+    assert found.error < 0.14
     assert found.rhat < 1.02
     if localisation < 1:  # d/2
         assert abs(found.value - 3) < 2 * found.error + 0.1 * (settings["lr"] < 0.1)
@@ -114,7 +114,7 @@ def test_regression_has_half_the_dimension_less_what_the_localisation_takes(sett
 
 def test_minibatches_change_little_and_a_loader_is_read_once():
     net, (x, y), _ = regression()
-    options = {"inverse": 300 / math.log(300) / 2, "localisation": 0.01, "draws": 400, "chains": 8, "lr": 0.02}
+    options = {"inverse": 300 / math.log(300) / 2, "localisation": 0.01, "draws": 250, "chains": 8, "lr": 0.02}
     found = llc(net, (x, y), mse_loss, batch=30, **options)
     assert abs(found.value - 3) < 2 * found.error + 0.1  # their heat
     loader = iter([(x[:100], y[:100]), (x[100:], y[100:])])
@@ -298,7 +298,7 @@ keep = loop.train
 import tether.measure.llc
 module = sys.modules["tether.measure.llc"]
 module.train = lambda *a, **k: keep(*a, **k, checkpoint_seconds=0.1)
-found = llc(net, (x, y), lr=0.1, word="BAOAB", draws=150, batch=20, checkpoint=sys.argv[1] or None)
+found = llc(net, (x, y), lr=0.1, word="BAOAB", draws=60, batch=20, checkpoint=sys.argv[1] or None)
 torch.save(found.draws, sys.argv[2])
 """
 

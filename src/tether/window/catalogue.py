@@ -41,6 +41,11 @@ SYMBOLS = {
     "p": "the norm of a path: products of |w|ᵖ along it.",
     "share": "the share of the weights that sleep.",
     "nap": "steps that a weight sleeps.",
+    "forget": "α, how fast the mean of the squared gradient is forgotten.",
+    "least": "m, the smallest factor of the step.",
+    "most": "M, the largest factor of the step.",
+    "power": "r, how strongly a large gradient shortens the step.",
+    "scale": "Ω, by which the squared gradient is divided; empty takes the number of weights.",
 }
 
 

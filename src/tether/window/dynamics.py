@@ -20,7 +20,7 @@ from tether.metrics.rms import RMS
 from tether.metrics.spectral import Spectral
 from tether.optimizer import Optimizer
 from tether.part import DEFAULTS, NUMERIC, Part
-from tether.rhythms import Every, Merge, Sleep
+from tether.rhythms import Every, Merge, Pace, Sleep
 from tether.surfaces import Circle, Free, Orthogonal, SpectralBall, Sphere
 from tether.window.setting import Field, SettingError
 from tether.words import WordError, parse
@@ -62,7 +62,12 @@ CHOICES: dict[str, dict[str, tuple[Callable[..., Any], dict[str, Any]]]] = {
         "RMS": (RMS, {"decay": 0.99, "eps": 1e-8}),
         "Spectral": (Spectral, {"steps": 5, "decay": 0.0}),
     },
-    "rhythm": {"Every": (Every, {"k": 5}), "Sleep": (Sleep, {"share": 0.5, "nap": 5}), "Merge": (Merge, {"k": 5})},
+    "rhythm": {
+        "Every": (Every, {"k": 5}),
+        "Sleep": (Sleep, {"share": 0.5, "nap": 5}),
+        "Merge": (Merge, {"k": 5}),
+        "Pace": (Pace, {"forget": 1.0, "least": 0.1, "most": 10.0, "power": 0.5}),
+    },
 }
 USED = {"γ": "friction", "τ": "temperature", "ε": "coupling", "σ": "noise", "m": "mass"}
 STEP = 0.1  # of a part that gives none

@@ -102,7 +102,7 @@ class Trainer:
         self._next, self._last = now + PAUSE, (now, full)
         trail = self.view["shows"] == "trail"
         snapshots = [runner.snapshot(full, trail) for runner in self.runners]
-        told = {"rate": self._rate(snapshots[0].step), "on": self.running, "time": now}
+        told = {"rate": self._rate(max(one.step for one in snapshots)), "on": self.running, "time": now}
         new, self._shown = self.begun != self._shown, self.begun
         self._send(Shots(snapshots, self.view, self.setting if new else None, full, told))
 

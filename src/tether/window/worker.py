@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -115,7 +116,7 @@ def work() -> None:
                     trainer.close()
                 else:
                     trainer.receive(command)
-        os._exit(0)  # nobody is left to train for
+        os.kill(os.getpid(), signal.SIGTERM)  # nobody is left to train for
 
     threading.Thread(target=listen, daemon=True).start()
     with suppress(BrokenPipeError):

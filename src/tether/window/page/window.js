@@ -559,7 +559,7 @@ class Card {
       const fields = Object.entries(known.fields).map(([name, standard]) => {
         const change = (x) => { row.fields[name] = x; page.soon(); }, value = row.fields[name];
         if (typeof standard === "boolean") return make("label", { className: "field" }, make("span", { title: page.facts.symbols[name] ?? "" }, name.replaceAll("_", " ")), make("input", { type: "checkbox", checked: value, "aria-label": name, onchange: (event) => change(event.target.checked) }));
-        if (typeof standard === "string" && !["temperature", "noise", "output_temperature", "slow_weight_decay"].includes(name)) return words(name.replaceAll("_", " "), value, change, "", page.facts.symbols[name] ?? "");
+        if (typeof standard === "string" && !["temperature", "noise", "output_temperature", "slow_weight_decay", "scale"].includes(name)) return words(name.replaceAll("_", " "), value, change, "", page.facts.symbols[name] ?? "");
         const field = page.facts.numbers[name] ?? page.facts.numbers[name.replace(/^.*_/, "")] ?? (Number.isInteger(standard) ? { default: standard, least: 1, most: 50, whole: true } : { default: standard, least: 0, most: Math.max(1, 5 * standard) });
         return number(name, { ...field, default: standard || 0 }, value === "" ? "" : value, change, page.facts.symbols[name] ?? "");
       });
