@@ -125,7 +125,7 @@ for name, (method, more) in ways.items():
 
 # %%
 # The verdict. SamAdams stays in the funnel at steps where BAOAB fails, and its weighted averages are right once the
-# chains are long enough (``CHAINS=60 STEPS=33000``): PLACEHOLDER. Three thousand steps, as on this page, are too few for the last bit: a chain
+# chains are long enough. Three thousand steps, as on this page, are too few for the last bit (``STEPS=33000``): a chain
 # in the neck uses up its steps before much time has passed, so that averages lean towards the neck. On the network it
 # keeps all chains at a step where BAOAB loses all, and with Ω = 1 the spread is right; with Ω the number of
 # parameters, the default, the step shrinks too little here. So Ω is a number to choose. A step costs three to four
