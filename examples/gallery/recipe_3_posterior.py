@@ -33,9 +33,9 @@ def network():
 
 
 # %%
-# Eight chains. The prior N(0, 1) of each weight is :math:`\tfrac12 |w|^2`, divided by :math:`n` as the loss is. The step
-# is short: with 0.05 the draws are three times too wide at the points. ``tether.sample`` warns then, since the momenta
-# have twice the temperature they should have.
+# Eight chains. The prior N(0, 1) of each weight is :math:`\tfrac12 |w|^2`, divided by :math:`n` as the loss is. The
+# step is short: with 0.05 the draws are three times too wide at the points. ``tether.sample`` warns then, since the
+# momenta have twice the temperature they should have.
 
 chains = tether.Replicas(network, n=8)
 opt = tether.methods.langevin(chains, lr=0.02, friction=1.0, temperature=1 / len(x), weight_decay=1 / len(x))
