@@ -14,10 +14,9 @@ from tether.window.worker import FREE, Workers
 
 __all__ = ["Session"]
 
-FRAMES = (
-    32.0  # in a second, at most. The process that trains has the next one ready when this thread wakes: then it does
-)
-# not have to wake anybody, which would cost it more than the snapshot, and often its place on the processor
+# Frames in a second, at most. The process that trains has the next snapshot ready when this thread wakes. So it need
+# not wake anybody, which would cost it more than the snapshot, and often its place on the processor.
+FRAMES = 32.0
 PATIENCE = 5.0  # seconds for the last step of a session
 ENDED = "The process that trains has ended. Another one begins the run anew."
 Send = Callable[[dict[str, Any], bytes | None], None]
