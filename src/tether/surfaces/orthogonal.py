@@ -12,7 +12,7 @@ from tether import native
 from tether.engine import host
 from tether.surfaces.surface import Surface, SurfaceError, Time, index, inverse
 
-__all__ = ["Orthogonal", "polar", "polar_by_products"]
+__all__ = ["Orthogonal", "matrix_only", "polar", "polar_by_products"]
 
 LONG = 256  # from so many rows on, sums are in double precision: of the squares, which do not cancel,
 NARROW = 16  # and, up to so many columns, of all products
@@ -91,11 +91,7 @@ class Orthogonal(Surface):
         return native.Stiefel(*self.sizes(shape), tall, self.tolerance_for(dtype), self.scale, self.iterations)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        if len(shape) < 2 or 0 in shape:
-            raise SurfaceError(
-                f"{self!r} on {name!r}: a parameter of shape {tuple(shape)} is no matrix; constrain weights, e.g. "
-                "Part('*.weight', on=...), and leave biases free"
-            )
+        matrix_only(self, name, shape)
 
     def extent(self) -> tuple[str, float | torch.Tensor]:
         return "scale", self.scale
@@ -347,3 +343,12 @@ def polar_by_products(x: torch.Tensor, product: Callable[..., torch.Tensor] = la
         x = torch.baddbmm(x, x, product(x, x), beta=1.5 * α, alpha=-0.5 * α**3)
         low = min(1.0, *(α * end * (3 - (α * end) ** 2) / 2 for end in (low, 1.0)))
     return torch.baddbmm(x, x, product(x, x), beta=1.5, alpha=-0.5)
+
+
+def matrix_only(surface: Surface, name: str, shape: Sequence[int]) -> None:
+    """Raise for a parameter that is no matrix, or an empty one."""
+    if len(shape) < 2 or 0 in shape:
+        raise SurfaceError(
+            f"{surface!r} on {name!r}: a parameter of shape {tuple(shape)} is no matrix; constrain weights, e.g. "
+            "Part('*.weight', on=...), and leave biases free"
+        )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tether.surfaces.circle import EDGE, SLIGHTLY, positive
-from tether.surfaces.orthogonal import Orthogonal
+from tether.surfaces.orthogonal import Orthogonal, matrix_only
 from tether.surfaces.surface import Surface, SurfaceError, Time
 
 __all__ = ["SpectralBall"]
@@ -60,11 +60,7 @@ class SpectralBall(Surface):
         return self._stiefel.fallbacks
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        if len(shape) < 2 or 0 in shape:
-            raise SurfaceError(
-                f"{self!r} on {name!r}: a parameter of shape {tuple(shape)} is no matrix; constrain weights, e.g. "
-                "Part('*.weight', on=...), and leave biases free"
-            )
+        matrix_only(self, name, shape)
 
     def extent(self) -> tuple[str, float | torch.Tensor]:
         return "radius", self.radius
