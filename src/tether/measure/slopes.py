@@ -51,7 +51,11 @@ def operator_norm(
             return torch.autograd.grad(y, zero, w.view_as(y), retain_graph=True)[0].flatten()
 
         tall = y.numel() >= x.numel()
-        product = (lambda v: transposed(forward(v))) if tall else (lambda w: forward(transposed(w)))
+        first, second = (forward, transposed) if tall else (transposed, forward)
+
+        def product(v: torch.Tensor, out: torch.Tensor) -> None:
+            out.copy_(second(first(v)))
+
         like = (zero if tall else y).detach().flatten()
         settings = {"tolerance": tolerance, "iterations": iterations}
         found = extremes(product, like, 1, 0, **settings, generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
