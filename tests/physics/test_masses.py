@@ -80,7 +80,8 @@ def trained(net, opt, steps=6):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-EVERY = [("BAOAB", {}), ("OBABO", {}), ("BACDEDCAB", {"noise": 0.3}), ("BAFEFAB", {"noise": 0.3}), ("MS", {})]
+EVERY = [("BAOAB", {}), ("OBABO", {}), ("BACDEDCAB", {"noise": 0.3}), ("BAFEFAB", {"noise": 0.3})]
+EVERY += [("MS", {"lr": 0.01})]  # whose step is h, not h²: a long one enlarges rounding errors
 
 
 @pytest.mark.parametrize(("word", "more"), EVERY)
@@ -92,7 +93,7 @@ def test_the_engines_agree(word, more, dtype, mass):
     found = []
     for foreach in (None, False):
         net = network(dtype)
-        opt = tether.Optimizer(net, parts, lr=0.1, word=word, foreach=foreach, **fields)
+        opt = tether.Optimizer(net, parts, word=word, foreach=foreach, **{"lr": 0.1} | fields)
         found.append((trained(net, opt), opt.temperature()["*"]))
     (one, hot), (other, warm) = found
     fine = dtype is torch.float64
