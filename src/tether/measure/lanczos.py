@@ -40,13 +40,14 @@ def expand(product: Product, Q: torch.Tensor, T: torch.Tensor, j: int) -> float:
     w = Q[j + 1]
     product(Q[j], w)
     size = w.norm().item()
-    for _ in range(2):
+    for _ in range(4):
         h = Q[: j + 1] @ w
         w.addmv_(Q[: j + 1].mT, h, alpha=-1)
         T[: j + 1, j] += h.to(T)
         β = w.norm().item()
-        if β > 0.1 * size:  # otherwise the rest is mostly rounding error of the first pass
+        if β > 0.7 * size:  # otherwise rounding errors along the others have grown, and would grow from row to row
             break
+        size = β
     T[j, :j] = T[:j, j]
     return β
 
