@@ -27,7 +27,7 @@ MINUTES = {  # of one core at the default scale, as published in docs/results; p
     "table-4.2": 9, "fig-4.4": 17, "fig-4.6": 12, "fig-4.7": 29, "fig-5.1": 24, "fig-5.4": 12, "fig-5.6": 30,
     "fig-5.7": 4, "fig-5.8": 4, "fig-5.9": 2, "fig-6.1": 14, "fig-6.2": 17, "table-6.5": 7, "fig-6.6": 20,
     "fig-6.17": 7, "degeneracy": 6, "geometry": 2, "hidden-units": 3, "isometry": 3, "local-rates": 3,
-    "max-margin": 1, "min-norm": 1, "normalised": 4, "path-sgd": 10, "theorem-5": 2, "theory": 2,
+    "max-margin": 1, "min-norm": 1, "normalised": 4, "path-sgd": 10, "theorem-5": 2, "theory": 2, "manifold-muon": 5,
 }
 # fmt: on
 
