@@ -64,10 +64,10 @@ class Classifiers(Experiment):
         with one set of parameters AdLaLa is ahead of Adam with any in the range, 100 nodes
             | Figure 3.10: consistently outperforms
     """
-    runs: int = at(4, quick=2, long=16, full=20)  # of Figure 3.9
+    runs: int = at(4, quick=2, long=32, full=20)  # of Figure 3.9
     nodes: int = at(500, quick=40)
     times: tuple[int, ...] = at((20_000, 40_000, 60_000), quick=(20, 40, 60))
-    sweep_runs: int = at(6, quick=2, long=8, full=20)  # of Figure 3.10
+    sweep_runs: int = at(6, quick=2, long=24, full=20)  # of Figure 3.10
     sweep_nodes: int = at(100, quick=20)
     sweep_steps: int = at(20_000, quick=60, full=50_000)
     grid: int = at(300, quick=120, full=1000)  # points along a side, for the curvature
