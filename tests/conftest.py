@@ -10,11 +10,15 @@ from pathlib import Path
 
 import torch
 
+from tether_studies.precision import usable
+
 collect_ignore_glob = ["clients/*_cases.py"]  # they import clients, in processes of their own
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the background; tests of Ctrl-C want it to work
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # many small tensors: a second thread only adds noise to the clock
+if not usable():  # before torch's first product: where AMX ends the process, the tests of bfloat16 go without it
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
 def as_installed() -> None:

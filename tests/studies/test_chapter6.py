@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from tether_studies import between_classes, degenerate_minima, influences, lines, minimum_norms, separators
+from tether_studies import between_classes, degenerate_minima, influences, lines, minimum_norms, precision, separators
 from tether_studies.blocks import BLOCKS, LAYERS, Training, brightened, norm_groups, residual, train, unnormed, vgg
 from tether_studies.cases import BARE_HIGH, SLOW_LOW, Case, resisting, split
-from tether_studies.precision import channels_last, in_bfloat16
+from tether_studies.precision import channels_last, in_bfloat16, usable
 from tether_studies.pretrained_starts import GROUPS
 
 
@@ -130,6 +130,20 @@ def test_bfloat16_is_for_products_alone():
     assert 0 < far < 0.05
     with pytest.raises(ValueError, match="precision='half' must be one of 'auto', 'bfloat16', 'float32'"):
         in_bfloat16("half")
+
+
+@pytest.mark.parametrize(
+    ("able", "ends", "expected"),
+    [({}, 0, False), ({"avx512_bf16": True}, -4, True), ({"amx_bf16": True}, 0, True), ({"amx_bf16": True}, -4, False)],
+)
+def test_where_a_product_in_bfloat16_ends_the_process_networks_are_float32(monkeypatch, able, ends, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
+    monkeypatch.setattr(precision, "PRODUCT", f"import os; os.kill(os.getpid(), {-ends})" if ends else "")
+    usable.cache_clear()
+    try:
+        assert in_bfloat16("auto") is expected
+    finally:
+        usable.cache_clear()
 
 
 def test_networks_that_torch_breaks_are_left_in_their_order():

@@ -20,7 +20,7 @@ from tether.window.setting import Setting, SettingError, as_values, read_setting
 
 __all__ = ["Shots", "Trainer"]
 
-NOTES = 400.0  # places of a trail in a second, at most
+NOTES, UNSEEN = 400.0, 50.0  # places of a trail in a second, at most: while it is shown, and while it is not
 PAUSE = 1 / 36  # seconds between two snapshots, at least: less than the painter's, so that it never waits for one
 FULL, SHARE = 0.4, 8.0  # a full frame comes after so many seconds, and after so many times what the last one took
 SHOWS = ("weights", "heat", "trail", "network")  # the instruments
@@ -110,7 +110,8 @@ class Trainer:
         self._step()
         self._moved = True
         self._ahead = max(self._ahead, now - 0.1) + (1 / self.speed if self.speed else 0.0)
-        if now - self._noted > 1 / NOTES or self.speed:
+        seen = self.view["shows"] == "trail" or self.problem.train is None  # a particle's places are its field
+        if now - self._noted > 1 / (NOTES if seen else UNSEEN) or self.speed:
             self._noted = now
             for runner in self.runners:
                 runner.note()
@@ -227,13 +228,14 @@ class Trainer:
 
     def _step(self) -> None:
         """One step of every dynamics; those that were added late make theirs until they have caught up."""
-        last = max(runner.step for runner in self.runners if not runner.over) if self._alive() else 0
-        late = [runner for runner in self.runners if runner.step < last and not runner.over]
-        for runner in late or self.runners:
+        alive = [runner for runner in self.runners if not runner.over]
+        last = max((runner.step for runner in alive), default=0)
+        late = [runner for runner in alive if runner.step < last]
+        for runner in late or alive:
             runner.advance()
         if late:
             return
-        if not self._alive():
+        if all(runner.over for runner in alive):
             self.running = False
             self._send({"type": "running", "on": False})
         if self.left:
@@ -241,9 +243,6 @@ class Trainer:
             if not self.left:
                 self.running = False
                 self._send({"type": "running", "on": False})
-
-    def _alive(self) -> bool:
-        return not all(runner.over for runner in self.runners)
 
 
 class Rate:
