@@ -10,7 +10,7 @@ import torch
 
 from tether.engine.commit import Write, write
 from tether.engine.flat import restored
-from tether.metrics.metric import Metric, MetricError
+from tether.metrics.metric import Metric, MetricError, number
 from tether.rhythms.rhythm import whole_steps
 from tether.surfaces import Surface
 from tether.words import parse
@@ -56,11 +56,8 @@ class RMS(Metric):
     keeps = ("rms",)
 
     def __init__(self, decay: float = 0.99, eps: float = 1e-8, until: int | None = None) -> None:
-        if not 0 <= decay < 1:
-            raise MetricError(f"RMS: decay={decay!r} must be at least 0 and below 1, e.g. decay=0.99")
-        if not (math.isfinite(eps) and eps > 0):
-            raise MetricError(f"RMS: eps={eps!r} must be finite and above 0, e.g. eps=1e-8")
-        self.decay, self.eps = float(decay), float(eps)
+        self.decay = number("RMS: decay", decay, "at least 0 and below 1", lambda x: 0 <= x < 1, 0.99)
+        self.eps = number("RMS: eps", eps, "finite and above 0", lambda x: 0 < x < math.inf, 1e-8)
         self.until = None if until is None else whole_steps("RMS: ", "until", until)
 
     def __repr__(self) -> str:
