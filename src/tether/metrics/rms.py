@@ -34,7 +34,8 @@ class RMS(Metric):
     The bias is small only where the memory of 1/(1 − α) steps is long against the time in which the chain forgets. In
     the well θ²/2 at τ = 1, h = 0.01, ε = 0.5, a time of 100 steps, the variance is 1.62 for α = 0, 1.52 for 0.9, 1.26
     for 0.99 and 1.05 for 0.999 instead of 1 (``pytest tests/test_rms.py -k bias``). With `until` v is kept from that
-    step on: then the density is right.
+    step on: then the density is right. v begins at 0: from a minimum, with gradients of all points, the first step is
+    √(2τh/ε) long, so start elsewhere, or choose ε of the size of the gradients.
 
     √v is kept in float32 or wider, in ``opt.state[param]["rms"]``; for each replica its own, and for shards theirs.
 
