@@ -121,3 +121,14 @@ right.set_yticks([0, 1, 5], ["0", "1", "5"])
 right.set_xticks([0.2, 0.5, 1, 2], ["0.2", "0.5", "1", "2"], minor=False)
 right.minorticks_off()
 plt.show()
+
+# %%
+# The verdict, from 6,000 chains (``CHAINS=6000``). That batches are drawn without replacement, as is the default, is
+# what matters: the variance is 1.0 ± 0.3 % too large at H = 0.2, and 33 % with replacement. Symmetric sweeps pay a
+# little, and only while an epoch is short: they take 0.5 to 1.0 % of the variance off at H = 0.2 to 0.4, and add 1.1 ±
+# 0.2 % at H = 0.5, where two epochs take half a period of the fastest oscillation. They cost nothing. ``UBU`` does not
+# pay here: with whole gradients its variance is 12 % too large at H = 0.4, where that of ``BAOAB`` is right to 1 %, and
+# with batches the two agree to 0.1 %. (Its theory is about paths and many dimensions, which this page does not try.)
+# And whole gradients by ``BAOAB`` have no visible bias at the same cost. So as long as :math:`H\Omega < 2`, batches of
+# any order do not pay for a posterior. Beyond, where a set is so large that nobody can afford whole gradients, every
+# order is wrong by more than half of the variance.
