@@ -112,3 +112,14 @@ opt, θ.grad = rms(nn.ParameterList([θ]), 0.01, None), torch.zeros_like(θ)
 opt.step()
 away = (θ.detach() * precisions.sqrt()).std(0)
 print(f"one step from the minimum: {away[0]:.0f} to {away[-1]:.0f} standard deviations away")
+
+# %%
+# The verdict, from chains of 20,000 steps (``STEPS=20000``, two minutes of processor time). Where the axes are the
+# weights, kept scales pay: the error of SGLD falls from 0.224 ± 0.011 to 0.091 ± 0.003. With running scales it is
+# 0.189 ± 0.004, and stays there: the variance of the widest axis is 23 ± 2 % too large, where kept ones have -1 ± 2 %.
+# So sample with ``until=``. But momentum is worth more: plain ``BAOAB`` has 0.045 ± 0.002, with or without a rotation,
+# since its time grows as the root of the condition number, too. Both together have 0.026 ± 0.001, a third of the
+# gradients for the same error; that is the row to take, ``langevin(..., metric=tether.RMS(until=...))``. Where the
+# axes are turned, the metric does not pay: 0.197 ± 0.010 for SGLD's 0.211 ± 0.010, and 0.054 ± 0.003 for 0.049 ± 0.002
+# with momenta. No network was tried here: its posterior is more or less turned. A weight whose gradient was 0 when v
+# was kept, as behind a ReLU that is off, has :math:`G = 1/\varepsilon` from then on.
