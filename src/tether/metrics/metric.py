@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from tether.engine.blocks import Block
     from tether.engine.commit import Write
 
-__all__ = ["Metric", "MetricError", "number"]
+__all__ = ["Metric", "MetricError", "setting"]
 
 
 class MetricError(ValueError):
     """A word, a surface or a network that a metric does not support."""
 
 
-def number(where: str, value: Any, rule: str, holds: Callable[[float], bool], example: float) -> float:
+def setting(where: str, value: Any, rule: str, holds: Callable[[float], bool], example: float) -> float:
     """A setting as a float; `where` is its name. Raises unless it is a number that keeps the rule."""
     try:
         found = float("nan") if isinstance(value, str | bool) else float(value)

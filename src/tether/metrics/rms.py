@@ -10,7 +10,7 @@ import torch
 
 from tether.engine.commit import Write, write
 from tether.engine.flat import restored
-from tether.metrics.metric import Metric, MetricError, number
+from tether.metrics.metric import Metric, MetricError, setting
 from tether.rhythms.rhythm import whole_steps
 from tether.surfaces import Surface
 from tether.words import parse
@@ -57,8 +57,8 @@ class RMS(Metric):
     keeps = ("rms",)
 
     def __init__(self, decay: float = 0.99, eps: float = 1e-8, until: int | None = None) -> None:
-        self.decay = number("RMS: decay", decay, "at least 0 and below 1", lambda x: 0 <= x < 1, 0.99)
-        self.eps = number("RMS: eps", eps, "finite and above 0", lambda x: 0 < x < math.inf, 1e-8)
+        self.decay = setting("RMS: decay", decay, "at least 0 and below 1", lambda x: 0 <= x < 1, 0.99)
+        self.eps = setting("RMS: eps", eps, "finite and above 0", lambda x: 0 < x < math.inf, 1e-8)
         self.until = None if until is None else whole_steps("RMS: ", "until", until)
 
     def __repr__(self) -> str:
