@@ -63,6 +63,18 @@ def test_ten_signs_after_a_warm_start_are_within_two_percent_of_the_best(shape):
     assert torch.stack(shares).mean() > 0.98
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+def test_directions_of_every_dtype_and_size_are_tangent(dtype, limit, size):
+    """To the rounding of the dtype."""
+    w, g = orthogonal(3, 12, 5).to(dtype), (size * normal(3, 12, 5, seed=1)).to(dtype)
+    a, _, _ = aligned(w, g, torch.zeros(3, 5, 5, dtype=dtype))
+    across = w.double().mT @ a.double()
+    assert a.dtype is dtype
+    assert (across + across.mT).abs().max() <= limit
+    assert torch.linalg.matrix_norm(a.double(), 2).max() == pytest.approx(1, abs=0.03)
+
+
 def test_it_is_better_aligned_than_the_projected_sign():
     w, g = orthogonal(8, 40, 16), normal(8, 40, 16, seed=1)
     a, *_ = aligned(w, g, torch.zeros(8, 16, 16, dtype=torch.float64))

@@ -215,7 +215,10 @@ def test_squares_in_half_precision_have_the_digits_of_float32_and_so_have_checkp
     ("settings", "match"),
     [
         ({"decay": 1.0}, r"decay=1\.0 must be at least 0 and below 1"),
+        ({"decay": "0.9"}, r"decay='0\.9' must be at least 0 and below 1, e\.g\. decay=0\.99"),
+        ({"decay": math.nan}, "decay=nan must be at least 0 and below 1"),
         ({"eps": 0.0}, r"eps=0\.0 must be finite and above 0"),
+        ({"eps": None}, "eps=None must be finite and above 0, e.g. eps=1e-08"),
         ({"until": 0}, "until=0 must be a whole number of steps"),
     ],
 )

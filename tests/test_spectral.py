@@ -79,6 +79,18 @@ def test_muon_is_torchs_to_the_rounding_of_bfloat16(choice):
         assert (x - y).norm() < 0.03 * (y - start).norm()
 
 
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_muon_is_torchs_to_rounding_where_torch_is_made_to_compute_in_float64(choice, monkeypatch):
+    # in which torch would compute UVᵀ, of a copy
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.to(torch.float64, copy=True))
+    ours, theirs = Matrices(torch.float64), Matrices(torch.float64)
+    choice = dict(choice)
+    push(ours, methods.muon(ours, lr=0.02, **choice))
+    push(theirs, torch.optim.Muon(theirs.parameters(), lr=0.02, adjust_lr_fn=choice.pop("adjust_lr", None), **choice))
+    for x, y in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-13)
+
+
 def test_the_word_mv_is_torchs_sgd_with_nesterovs_momentum():
     ours, theirs = Matrices(torch.float64), Matrices(torch.float64)
     push(ours, tether.Optimizer(ours, lr=0.1, word="MV", friction=-math.log(0.9), weight_decay=0.01))
@@ -166,6 +178,7 @@ def test_rows_that_spectral_does_not_take(fields, match):
         ({"steps": 0}, "steps=0 must be a whole number, 1 or more"),
         ({"scale": "moonshot"}, "scale='moonshot' must be one of 'original', 'match_rms_adamw', 'none'"),
         ({"decay": -0.1}, r"decay=-0\.1 must be finite and ≥ 0"),
+        ({"decay": None}, "decay=None must be finite and ≥ 0, e.g. decay=0.1"),
     ],
 )
 def test_settings_that_do_not_exist(settings, match):

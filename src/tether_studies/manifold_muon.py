@@ -41,7 +41,8 @@ class ManifoldMuon(Reading):
     0.9 is neither, Muon has spectral steps, o-CoLA orthogonal weights, manifold Muon both. Tasks: six hidden layers of
     100 ReLU nodes on the spirals of fig-4.4, and the transformer of table-4.2 on the first words of Penn Treebank,
     there for the matrices inside its layers. Every cell has the best of some step sizes for these matrices, chosen by
-    one run on other seeds; all other parameters have one step size for all cells.
+    runs on other seeds; all other parameters have one step size for all cells. A star marks a step size at the end of
+    those that were tried: a better one may lie beyond.
 
     The sources make no such comparison. The networks are small, the runs short, and momentum is 0.9 everywhere, without
     Nesterov's step. The spirals are trained for fewer steps than in fig-4.4, so that its accuracies are not reached.
@@ -63,24 +64,26 @@ class ManifoldMuon(Reading):
     words: int | None = at(2000, quick=100, full=10_000)
     width: int = at(64, quick=8, full=200)
     length: int = 35
-    euclidean: tuple[float, ...] = at((0.01, 0.03, 0.1), quick=(0.1,))  # step sizes without the metric
-    spectral: tuple[float, ...] = at((0.003, 0.01, 0.03), quick=(0.01,))  # and with it
+    searches: int = at(1, quick=1, long=3, full=4)  # runs of each step size, on their own seeds
+    # step sizes without the metric, and with it
+    euclidean: tuple[float, ...] = at((0.01, 0.03, 0.1), quick=(0.1,), long=(0.01, 0.03, 0.1, 0.3))
+    spectral: tuple[float, ...] = at((0.003, 0.01, 0.03), quick=(0.01,), long=(0.001, 0.003, 0.01, 0.03, 0.1))
 
     def sizes(self, cell: str) -> tuple[float, ...]:
         return self.spectral if "metric" in CELLS[cell] else self.euclidean
 
     def run(self, lab: Lab) -> Results:
-        """First one run of every step size, on seeds of their own; then the best of each cell."""
-        work = {SPIRALS: (self.spiral, 1, self.runs), TEXT: (self.text, 1, self.text_runs)}
+        """First some runs of every step size, on seeds of their own; then the best of each cell."""
+        work = {SPIRALS: (self.spiral, self.runs), TEXT: (self.text, self.text_runs)}
         tried = {
-            (task, cell, f"h={h}"): partial(learn, cell, h, few, lab.named_seed(f"search {task}"))
-            for task, (learn, few, _) in work.items()
+            (task, cell, f"h={h}"): partial(learn, cell, h, self.searches, lab.named_seed(f"search {task}"))
+            for task, (learn, _) in work.items()
             for cell in CELLS
             for h in self.sizes(cell)
         }
         found = lab.pieces(tried)
         last = {}
-        for task, (learn, _, many) in work.items():
+        for task, (learn, many) in work.items():
             for cell in CELLS:
                 last[task, cell] = partial(learn, cell, self.best(found, task, cell), many, lab.named_seed(task))
         return found | lab.pieces(last)
@@ -89,6 +92,10 @@ class ManifoldMuon(Reading):
         """The step size with the best end on the search's seeds."""
         ends = {h: self.end(results[task, cell, f"h={h}"]).mean() for h in self.sizes(cell)}
         return (max if task == SPIRALS else min)(ends, key=lambda h: ends[h])
+
+    def named(self, h: float, sizes: tuple[float, ...]) -> str:
+        """The step size, with a star at either end of those that were tried."""
+        return f"{h:g}" + "*" * (h in (min(sizes), max(sizes)))
 
     def end(self, found: Results) -> Any:
         return found["accuracy"] if "accuracy" in found else LEAST.take(found)
@@ -133,7 +140,7 @@ class ManifoldMuon(Reading):
         rows = []
         for cell in CELLS:
             accuracy, loss = (self.end(results[task, cell]) for task in (SPIRALS, TEXT))
-            h, k = (f"{self.best(results, task, cell):g}" for task in (SPIRALS, TEXT))
+            h, k = (self.named(self.best(results, task, cell), self.sizes(cell)) for task in (SPIRALS, TEXT))
             rows.append([cell, plus_minus(accuracy), h, plus_minus(loss, 3), k])
         head = ["hidden matrices", "spirals, test accuracy %", "h", "Penn Treebank, least validation loss", "h"]
         longer = f"{self.text_runs} of {self.epochs} epochs of {self.tokens:,} words"

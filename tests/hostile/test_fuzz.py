@@ -28,7 +28,19 @@ from hypothesis.stateful import (
 from torch import nn
 
 import tether
-from tether import Circle, Free, Level, NonFiniteGradient, Optimizer, Orthogonal, Part, Replicas, Sphere, methods
+from tether import (
+    Circle,
+    Free,
+    Level,
+    NonFiniteGradient,
+    Optimizer,
+    Orthogonal,
+    Part,
+    Replicas,
+    SpectralBall,
+    Sphere,
+    methods,
+)
 
 SURFACES = {
     "free": Free,
@@ -36,8 +48,11 @@ SURFACES = {
     "circles": lambda: Circle(torch.tensor(0.7)),
     "sphere": lambda: Sphere(0.9),
     "sphere without slack": lambda: Sphere(0.9, slack=False),
+    "sphere, whole weight": lambda: Sphere(0.9, per="tensor"),
+    "sphere, its own norm": lambda: Sphere(None, per="tensor"),
     "orthogonal": Orthogonal,
     "orthogonal at random": lambda: Orthogonal(start="random"),
+    "spectral ball": lambda: SpectralBall(0.9),
     "level": lambda: Level(lambda w: w.square().sum() - 1.0),
     "level with slack": lambda: Level(lambda w, s: w.square().sum() + s.square().sum() - 4.0, slack=1),
 }

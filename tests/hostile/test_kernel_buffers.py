@@ -73,7 +73,7 @@ class Tagged(torch.Tensor):
     """A subclass with memory."""
 
 
-SURFACES = [tether.Free(), tether.Circle(1.0), tether.Sphere(1.0), tether.Orthogonal()]
+SURFACES = [tether.Free(), tether.Circle(1.0), tether.Sphere(1.0), tether.Orthogonal(), tether.SpectralBall(1.0)]
 
 
 def moved(gradient, on, word="BAOAB", steps=2, rows=4, columns=3):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tether
-from tether import Circle, Level, Optimizer, Orthogonal, Part, Replicas, Sphere, methods
+from tether import Circle, Level, Optimizer, Orthogonal, Part, Replicas, SpectralBall, Sphere, methods
 
 
 def stepped(opt, model, steps=3):
@@ -76,11 +76,12 @@ def test_a_checkpoint_with_another_number_of_groups_changes_nothing():
         assert torch.equal(x, before[name])
 
 
-SURFACES = [Circle(1.0), Sphere(1.0), Sphere(1.0, slack=False), Orthogonal(), Level(lambda w: w.square().sum() - 1)]
+SURFACES = [Circle(1.0), Sphere(1.0), Sphere(1.0, slack=False), Sphere(1.0, per="tensor")]
+SURFACES += [Orthogonal(), SpectralBall(1.0)]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("surface", [*SURFACES, Level(lambda w: w.square().sum() - 1)], ids=lambda s: type(s).__name__)
 def test_nan_weights_violate_their_constraint(surface, bad):
     model = nn.Linear(4, 4)
     opt = Optimizer(model, [Part("weight", on=surface), Part("*")], lr=0.1)
@@ -89,7 +90,7 @@ def test_nan_weights_violate_their_constraint(surface, bad):
     assert not opt.violation() < 1
 
 
-@pytest.mark.parametrize("surface", SURFACES[:4], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda s: type(s).__name__)
 def test_a_nan_replica_violates_alone(surface):
     ens = Replicas(lambda: nn.Linear(4, 4), 3)
     opt = Optimizer(ens, [Part("weight", on=surface), Part("*")], lr=0.1)

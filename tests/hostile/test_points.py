@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tether
-from tether import Circle, Level, Optimizer, Orthogonal, Part, Replicas, Sphere, methods
+from tether import Circle, Level, Optimizer, Orthogonal, Part, Replicas, SpectralBall, Sphere, methods
 
 
 def rest(params):
@@ -91,9 +91,10 @@ def swap(layer, value, through):
 
 
 SLACK = [Circle(1.0), Circle(torch.full((5,), 1.0)), Sphere(1.0), Level(lambda w, s: w.square().sum() + s**2 - 4, 1)]
+SLACK += [SpectralBall(1.0)]
 
 
-@pytest.mark.parametrize("surface", SLACK, ids=["Circle", "Circles", "Sphere", "Level"])
+@pytest.mark.parametrize("surface", SLACK, ids=["Circle", "Circles", "Sphere", "Level", "SpectralBall"])
 @pytest.mark.parametrize("through", ["copy_", "data", "vector"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_what_somebody_wrote_to_a_weight_stays(surface, through, dtype):

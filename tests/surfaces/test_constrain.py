@@ -11,7 +11,7 @@ from torch import nn
 from walks import faults, normal, stiefel, tall, walk
 
 import tether
-from tether.surfaces import Circle, Level, Orthogonal, Sphere
+from tether.surfaces import Circle, Level, Orthogonal, SpectralBall, Sphere
 
 OPTIMIZERS = {
     "AdamW": lambda named: torch.optim.AdamW(named, lr=0.05),
@@ -23,7 +23,9 @@ SURFACES = {
     "circle": lambda: Circle(0.4),
     "sphere": lambda: Sphere(0.7),
     "sphere without slack": lambda: Sphere(0.7, slack=False),
+    "sphere, whole weight": lambda: Sphere(0.7, per="tensor"),
     "orthogonal": Orthogonal,
+    "spectral ball": lambda: SpectralBall(0.7),
     "level": lambda: Level(lambda w: stiefel(tall(w))),
 }
 every_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -58,6 +60,13 @@ def off(net, opt, name):
         if name == "circle":
             ξ = 0.4 * torch.cos(state["point"])
             worst = max(worst, float((w**2 + ξ**2 - 0.16).abs().max()))
+        elif name == "spectral ball":
+            q, v = state["point"], tall(w)
+            worst = max(worst, float((q.mT @ q / 0.49 - torch.eye(q.shape[1])).abs().max()))
+            worst = max(worst, float((q[: len(v)] - v).abs().max()))
+        elif name == "sphere, whole weight":
+            worst = max(worst, float((w.square().sum() - 0.49).abs()))
+            across = max(across, float((w * m).sum().abs()))
         elif name.startswith("sphere"):
             q = state["point"] if name == "sphere" else w
             worst = max(worst, float((q.square().sum(1) - 0.49).abs().max()))
@@ -340,6 +349,8 @@ DEGREES = {
     "stiefel": (Orthogonal(), (20, 15), 300 - 120),
     "stiefel, wide": (Orthogonal(), (15, 20), 300 - 120),
     "scaled": (Orthogonal(scale=2.0), (20, 15), 300 - 120),
+    "spectral ball": (SpectralBall(0.5), (20, 15), 300 + 120),
+    "spectral ball, wide": (SpectralBall(0.5), (15, 20), 300 + 120),
     "level": (Level(stiefel), (6, 4), 24 - 10),
 }
 
@@ -366,7 +377,7 @@ def test_the_temperature_is_that_of_the_free_directions(name):
     assert abs(sum(means) / len(means) - 0.3) < 4 * error
 
 
-@pytest.mark.parametrize("name", ["circle", "sphere", "sphere without slack", "stiefel"])
+@pytest.mark.parametrize("name", ["circle", "sphere", "sphere without slack", "stiefel", "spectral ball"])
 def test_the_thermostat_holds_the_temperature(name):
     # gradient noise heats; E cools to pᵀp = Nτ with the N that counts
     surface, shape, degrees = DEGREES[name]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fitting import used
-from tether import Circle, Free, Level, Optimizer, Orthogonal, Sphere
+from tether import Circle, Free, Level, Optimizer, Orthogonal, SpectralBall, Sphere
 from tether.letters import LETTERS
 
 # a word for each letter, alone where it can be, and a few in which it comes twice or last
@@ -17,8 +17,11 @@ SURFACES = {
     "sphere": lambda: Sphere(1.0),
     "spheres": lambda: Sphere(torch.tensor(1.0)),
     "sphere without slack": lambda: Sphere(1.0, slack=False),
+    "sphere, whole weight": lambda: Sphere(1.0, per="tensor"),
+    "sphere, its own norm": lambda: Sphere(None, per="tensor"),
     "orthogonal": Orthogonal,
     "orthogonal, random start": lambda: Orthogonal(start="random"),
+    "spectral ball": lambda: SpectralBall(1.0),
     "level": lambda: Level(lambda w: w.square().sum() - 1.0),
     "level with slack": lambda: Level(lambda w, ξ: w.square().sum() + ξ.square().sum() - 2.0, slack=1),
     "two levels": lambda: Level(lambda w: torch.stack((w.square().sum() - 1.0, w.sum()))),

@@ -12,7 +12,7 @@ from walks import faults, normal, run, walk
 
 import tether
 from tether import methods
-from tether.surfaces import Circle, Level, Orthogonal, Sphere, SurfaceError
+from tether.surfaces import Circle, Level, Orthogonal, SpectralBall, Sphere, SurfaceError
 
 
 def linear(*, dtype=torch.float32):
@@ -243,7 +243,7 @@ def test_constrain_that_matches_nothing(net):
 
 KINDS = [Circle(0.5), Circle(0.6), Circle(torch.full((3, 4), 0.5)), Sphere(0.5), Sphere(0.5, slack=False)]
 KINDS += [Sphere(0.5, per="tensor"), Sphere(None, per="tensor")]
-KINDS += [Orthogonal(), Orthogonal(scale=2.0), tether.Free()]
+KINDS += [Orthogonal(), Orthogonal(scale=2.0), SpectralBall(0.5), SpectralBall(0.6), tether.Free()]
 
 
 @pytest.mark.parametrize("saved", range(len(KINDS)), ids=[str(kind) for kind in KINDS])
@@ -262,7 +262,7 @@ def test_a_checkpoint_of_another_surface(saved):
         assert torch.equal(opt.state[q]["momentum"], before[1])
 
 
-@pytest.mark.parametrize("surface", [Circle(0.5), Sphere(0.5), Orthogonal()], ids=str)
+@pytest.mark.parametrize("surface", [Circle(0.5), Sphere(0.5), Orthogonal(), SpectralBall(0.5)], ids=str)
 def test_a_checkpoint_of_another_shape(surface):
     _, source = walk(surface, [0.2 * normal(3, 4)], "OBA", 0.1)
     run(source, 1)

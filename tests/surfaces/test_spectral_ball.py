@@ -177,6 +177,18 @@ def test_replicas_move_as_they_would_alone():
         torch.testing.assert_close(many[i], q, rtol=0, atol=1e-12)
 
 
+def test_weights_that_are_not_finite_are_an_error_of_the_step_and_not_put_right_in_silence():
+    (q,), opt = walk(SpectralBall(0.8), [0.2 * normal(4, 5)], "OBA", 0.1)
+    opt.step()
+    with torch.no_grad():
+        q[1, 2] = math.nan
+    before = q.detach().clone()
+    assert math.isnan(opt.violation())
+    with pytest.raises(SurfaceError, match="leads to inf or nan; lower lr, or clip the gradient"):
+        opt.step()
+    torch.testing.assert_close(q.detach(), before, rtol=0, atol=0, equal_nan=True)
+
+
 def test_refusals():
     with pytest.raises(SurfaceError, match="is no matrix; constrain weights"):
         walk(SpectralBall(1.0), [torch.zeros(3)], "X", 0.1)

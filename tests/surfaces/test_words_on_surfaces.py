@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from tether import Circle, Level, Optimizer, Orthogonal, Sphere, letters
+from tether import Circle, Level, Optimizer, Orthogonal, SpectralBall, Sphere, letters
 
 SURFACES = {
     "circle": lambda: Circle(1.0),
     "circles": lambda: Circle(torch.tensor(1.0)),
     "sphere": lambda: Sphere(1.0),
     "sphere without slack": lambda: Sphere(1.0, slack=False),
+    "sphere, whole weight": lambda: Sphere(1.0, per="tensor"),
+    "sphere, its own norm": lambda: Sphere(None, per="tensor"),
     "orthogonal": Orthogonal,
+    "spectral ball": lambda: SpectralBall(1.0),
     "level": lambda: Level(lambda w: w.square().sum() - 1.0),
 }
 
@@ -60,7 +63,10 @@ def test_momenta_are_turned_after_a_step_of_the_surrounding_space():
     assert (q * body.p).sum(-1).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("on", [Circle(0.8), Sphere(0.8), Orthogonal()], ids=repr)
+ALONG = [Circle(0.8), Sphere(0.8), Sphere(0.8, per="tensor"), Orthogonal(), SpectralBall(0.8)]
+
+
+@pytest.mark.parametrize("on", ALONG, ids=repr)
 def test_a_step_of_ones_own_along_momenta_is_taken_in_the_surrounding_space(on):
     """A letter that is not linear: for small steps it is the drift, and it never leaves the surface."""
 

@@ -71,8 +71,8 @@ def train(
             Sleeping weights have their values then.
         replacement: draw each minibatch from all points, instead of a permutation in each epoch.
         order: ``"symmetric"`` goes forth and back through the batches of an epoch before it shuffles them again, which
-            lowers the bias of minibatches; record or sample at the end of such a double epoch, e.g. with
-            ``log_every`` a multiple of its steps.
+            lowers the bias of minibatches where h times the steps of an epoch is short against the motion; record or
+            sample at the end of such a double epoch, e.g. with ``log_every`` a multiple of its steps.
         each: the first axis of the data is the replica: each has its own set.
         seed: the seed of the minibatches; None takes the optimizer's.
         checkpoint: a file to which the run is saved from time to time. If it exists, the run continues from it: a run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +13,22 @@ if TYPE_CHECKING:
     from tether.engine.blocks import Block
     from tether.engine.commit import Write
 
-__all__ = ["Metric", "MetricError"]
+__all__ = ["Metric", "MetricError", "setting"]
 
 
 class MetricError(ValueError):
     """A word, a surface or a network that a metric does not support."""
+
+
+def setting(where: str, value: Any, rule: str, holds: Callable[[float], bool], example: float) -> float:
+    """A setting as a float; `where` is its name. Raises unless it is a number that keeps the rule."""
+    try:
+        found = float("nan") if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError):
+        found = float("nan")
+    if not holds(found):
+        raise MetricError(f"{where}={value!r} must be {rule}, e.g. {where.split()[-1]}={example:g}")
+    return found
 
 
 class Metric(ABC):

@@ -10,7 +10,7 @@ import torch
 
 from tether.engine.commit import Write, write
 from tether.engine.flat import restored
-from tether.metrics.metric import Metric, MetricError
+from tether.metrics.metric import Metric, MetricError, setting
 from tether.rhythms.rhythm import whole_steps
 from tether.surfaces import Surface
 from tether.words import parse
@@ -34,7 +34,8 @@ class RMS(Metric):
     The bias is small only where the memory of 1/(1 − α) steps is long against the time in which the chain forgets. In
     the well θ²/2 at τ = 1, h = 0.01, ε = 0.5, a time of 100 steps, the variance is 1.62 for α = 0, 1.52 for 0.9, 1.26
     for 0.99 and 1.05 for 0.999 instead of 1 (``pytest tests/test_rms.py -k bias``). With `until` v is kept from that
-    step on: then the density is right.
+    step on: then the density is right. v begins at 0: from a minimum, with gradients of all points, the first step is
+    √(2τh/ε) long, so start elsewhere, or choose ε of the size of the gradients.
 
     √v is kept in float32 or wider, in ``opt.state[param]["rms"]``; for each replica its own, and for shards theirs.
 
@@ -56,11 +57,8 @@ class RMS(Metric):
     keeps = ("rms",)
 
     def __init__(self, decay: float = 0.99, eps: float = 1e-8, until: int | None = None) -> None:
-        if not 0 <= decay < 1:
-            raise MetricError(f"RMS: decay={decay!r} must be at least 0 and below 1, e.g. decay=0.99")
-        if not (math.isfinite(eps) and eps > 0):
-            raise MetricError(f"RMS: eps={eps!r} must be finite and above 0, e.g. eps=1e-8")
-        self.decay, self.eps = float(decay), float(eps)
+        self.decay = setting("RMS: decay", decay, "at least 0 and below 1", lambda x: 0 <= x < 1, 0.99)
+        self.eps = setting("RMS: eps", eps, "finite and above 0", lambda x: 0 < x < math.inf, 1e-8)
         self.until = None if until is None else whole_steps("RMS: ", "until", until)
 
     def __repr__(self) -> str:

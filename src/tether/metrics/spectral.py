@@ -12,7 +12,7 @@ from tether.engine.commit import Write, write
 from tether.engine.flat import unless
 from tether.engine.sums import per_replica
 from tether.metrics.aligned import aligned
-from tether.metrics.metric import Metric, MetricError
+from tether.metrics.metric import Metric, MetricError, setting
 from tether.surfaces import Orthogonal, Surface
 from tether.words import parse
 
@@ -72,9 +72,8 @@ class Spectral(Metric):
             raise MetricError(f"Spectral: steps={steps!r} must be a whole number, 1 or more; e.g. steps=5")
         if scale not in SCALES:
             raise MetricError(f"Spectral: scale={scale!r} must be one of {', '.join(map(repr, SCALES))}")
-        if not (math.isfinite(decay) and decay >= 0):
-            raise MetricError(f"Spectral: decay={decay!r} must be finite and ≥ 0; e.g. decay=0.1")
-        self.steps, self.scale, self.decay, self.coefficients = steps, scale, float(decay), tuple(coefficients)
+        self.decay = setting("Spectral: decay", decay, "finite and ≥ 0", lambda x: 0 <= x < math.inf, 0.1)
+        self.steps, self.scale, self.coefficients = steps, scale, tuple(coefficients)
 
     def __repr__(self) -> str:
         """Name and settings, those that are not the usual ones."""

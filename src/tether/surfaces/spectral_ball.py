@@ -81,22 +81,25 @@ class SpectralBall(Surface):
     def completed(self, w: torch.Tensor, slack: torch.Tensor) -> torch.Tensor:
         """The points of these matrices whose slack S is nearest to the given one, SᵀS = r² I − WᵀW.
 
-        With W = UΣVᵀ and C = V√(r² − Σ²)Vᵀ it is OC, with O the polar factor of the given slack times C.
+        With W = UΣVᵀ and C = V√(r² − Σ²)Vᵀ it is OC, with O the polar factor of the given slack times C. A matrix that
+        is not finite has nan for a point.
         """
-        x, near = w.double() / self.radius, 1 - 4 * torch.finfo(w.dtype).eps
+        near, lost = 1 - 4 * torch.finfo(w.dtype).eps, ~w.isfinite().flatten(1).all(1).view(-1, 1, 1)
+        x = torch.where(lost, 0.0, w.double() / self.radius)  # no decomposition takes nan, and others stand beside it
         u, σ, v = torch.linalg.svd(x, full_matrices=False)
         cut = torch.where(σ > 1 + SLIGHTLY, σ.clamp_max(EDGE), σ.clamp_max(near))
         inside = (cut == σ).all(-1).view(-1, 1, 1)
         x = torch.where(inside, x, (u * cut.unsqueeze(-2)) @ v)
         root = v.mT @ ((1 - cut.square()).sqrt().unsqueeze(-1) * v)
         left, _, right = torch.linalg.svd(slack.double() @ root, full_matrices=False)
-        return (self.radius * torch.cat((x, left @ (right @ root)), dim=-2)).to(w.dtype)
+        points = torch.cat((x, left @ (right @ root)), dim=-2)
+        return torch.where(lost, torch.nan, self.radius * points).to(w.dtype)
 
     def follow(self, θ: torch.Tensor, q: torch.Tensor, eps: float) -> torch.Tensor:
         w = self._stiefel.tall(θ)
         n = w.shape[-2]
-        off = (q[:, :n] - w).abs() > eps * w.abs() + 8 * torch.finfo(q.dtype).eps * self.radius
-        other = off.flatten(1).any(1)
+        near = (q[:, :n] - w).abs() <= eps * w.abs() + 8 * torch.finfo(q.dtype).eps * self.radius
+        other = ~near.flatten(1).all(1)
         if not bool(other.any()):
             return q
         q = q.clone()
