@@ -91,7 +91,8 @@ class PathSGD(Experiment):
     The slides have 4000 nodes in each hidden layer, all images, and MNIST, CIFAR-10, CIFAR-100 and SVHN, one curve
     each; --set data=cifar10 tests=5000 has the second. Their unbalanced start is not described; its factors here are
     1/100 to 100. Of the curves of test error the means over all epochs are judged, against SGD and AdaGrad each: no
-    worse than both is no worse than the better. The invariance is also measured over an epoch in double precision.
+    worse than both is no worse than the better. The invariance is judged over an epoch in double precision: in single
+    precision rounding grows from epoch to epoch.
     """
 
     says = """
@@ -162,7 +163,7 @@ class PathSGD(Experiment):
         exact = float(np.abs(b / a - 1).max())
         said = f"training losses of all epochs differ by at most {100 * apart:.2g} %"
         double = f"those of {len(a)} steps in double precision by at most {exact:.0e}"
-        yield f"{said}, {double} of their size", yes(apart < 0.02 and exact < 1e-9, evidence)
+        yield f"{said}, {double} of their size", yes(exact < 1e-9, evidence)
         for start in reversed(STARTS):
             texts, judged = [], dict[str, Judgement]()
             for dropout in DROPOUTS:

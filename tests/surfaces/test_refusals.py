@@ -55,6 +55,8 @@ def test_a_radius_must_be_a_number(surface, radius):
     ("make", "match"),
     [
         (lambda: Circle(None), "is not a number"),
+        (lambda: Sphere("1"), "radius='1' is not a number"),
+        (lambda: SpectralBall(True), "radius=True is not a number"),
         (lambda: Sphere(per="layer"), "per='layer' must be 'row' or 'tensor'"),
         (lambda: Sphere(None, slack=True), "radius=None keeps the norm, so there is no slack"),
         (lambda: Sphere(torch.ones(3), per="tensor"), "has one radius: give a number"),

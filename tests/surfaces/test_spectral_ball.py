@@ -184,7 +184,9 @@ def test_weights_that_are_not_finite_are_an_error_of_the_step_and_not_put_right_
         q[1, 2] = math.nan
     before = q.detach().clone()
     assert math.isnan(opt.violation())
-    with pytest.raises(SurfaceError, match="leads to inf or nan; lower lr, or clip the gradient"):
+    with pytest.raises(
+        SurfaceError, match=r"SpectralBall\(0.8\): the step leads to inf or nan; lower lr, or clip the gradient"
+    ):
         opt.step()
     torch.testing.assert_close(q.detach(), before, rtol=0, atol=0, equal_nan=True)
 

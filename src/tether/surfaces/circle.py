@@ -178,6 +178,8 @@ def positive(name: str, radius: float | torch.Tensor) -> float | torch.Tensor:
             raise SurfaceError(f"{name}: every radius must be finite and > 0, found {worst}; e.g. {name}(0.5)")
         return radius.detach()
     try:
+        if isinstance(radius, str | bool):  # which float() would take
+            raise TypeError
         value = float(radius)
     except (TypeError, ValueError) as error:
         raise SurfaceError(f"{name}: radius={radius!r} is not a number; e.g. {name}(0.5)") from error

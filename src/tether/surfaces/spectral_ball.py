@@ -13,6 +13,13 @@ from tether.surfaces.surface import Surface, SurfaceError, Time
 __all__ = ["SpectralBall"]
 
 
+class _Points(Orthogonal):
+    """Where the points Q of a ball lie. Its errors name the ball."""
+
+    def __repr__(self) -> str:
+        return f"SpectralBall({self.scale!r})"
+
+
 class SpectralBall(Surface):
     """Every singular value of W is at most r: WᵀW + SᵀS = r² I with a slack S, so that WᵀW ≤ r² I.
 
@@ -49,10 +56,10 @@ class SpectralBall(Surface):
         if isinstance(found, torch.Tensor):
             raise SurfaceError("SpectralBall has one radius: give a number, e.g. SpectralBall(0.5)")
         self.radius = found
-        self._stiefel = Orthogonal(scale=found)
+        self._stiefel = _Points(scale=found)
 
     def __repr__(self) -> str:
-        return f"SpectralBall({self.radius!r})"
+        return repr(self._stiefel)
 
     @property
     def fallbacks(self) -> int:
