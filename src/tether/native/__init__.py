@@ -507,7 +507,7 @@ def stiefel(
     small = r * s * s < 1 << 24
     # small products belong into a parallel region even where there is one matrix: BLAS then leaves the threads alone
     threads, inner = (torch.get_num_threads(), 1) if small else (1, torch.get_num_threads())
-    room = 5 * r * s + s * s
+    room = 5 * r * s + 2 * s * s
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
     ok = integers([0] * count)
     drawn = where("the noise of matrices", noise, dtype, count * r * s)
