@@ -221,7 +221,7 @@ CLONES static void NAME(sum)(REAL *to, REAL a, const REAL *x, REAL b, const REAL
   else for (int64_t i = 0; i < n; i++) to[i] = a * x[i] + b * y[i];
 }
 
-// The momenta of a square matrix as QA with A skew, which stays as it is while Q moves.
+// The momenta of a square matrix as QA with A skew, which stays as it is while Q moves. A square parameter is `tall`.
 typedef struct {
   REAL *a, *square, *excess, *work;
   REAL length, gap;           // |the longest rows| of A, squared, and of ½(QᵀQ/c² − I)
@@ -305,7 +305,7 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
       frame.length *= own * own;
       continue;
     }
-    const int rotated = op->target == 1 && m->r == m->s && NAME(rotate)(m, q, v, h, &frame, next);
+    const int rotated = op->target == 1 && m->tall && m->r == m->s && NAME(rotate)(m, q, v, h, &frame, next);
     if (frame.holds && !rotated) {
       NAME(outer)(m, q, frame.a, 1, 0, p);
       v = p, frame.holds = loose = 0;
