@@ -224,13 +224,15 @@ CLONES static void NAME(sum)(REAL *to, REAL a, const REAL *x, REAL b, const REAL
 // The momenta of a square matrix as QA with A skew, which stays as it is while Q moves. A square parameter is `tall`.
 typedef struct {
   REAL *a, *square, *excess, *work;
-  REAL length, gap;           // |the longest rows| of A, squared, and of ½(QᵀQ/c² − I)
-  int holds, squared, measured;  // does A hold the momenta, is AᵀA in `square`, was QᵀQ looked at?
+  REAL length, row, gap;  // |the longest rows|: of A, squared; of AᵀA; of ½(QᵀQ/c² − I)
+  REAL ahead;             // how far along A the point is to go
+  int holds, squared, measured, uneven;  // does A hold the momenta, are AᵀA and QᵀQ known, is `excess` still in Q?
 } NAME(Frame);
 
-// After how many terms of √(I − B) = I − B/2 − B²/8 − … is QᵀQ within the tolerance? An entry of B is at most `entry`, one
-// of Bᵏ at most row²(row √s)^(k − 2). −1 for too many.
-static int NAME(terms)(const NAME(Stiefel) *m, REAL entry, REAL row) {
+// After how many terms of √(I − B) = I − B/2 − B²/8 − …, B = h²AᵀA, is QᵀQ within the tolerance? An entry of B is at most
+// h²|a|², one of Bᵏ at most |b|²(|b| √s)^(k − 2) with a and b the longest rows. −1 for too many.
+static int NAME(terms)(const NAME(Stiefel) *m, const NAME(Frame) *f, REAL h) {
+  const REAL entry = h * h * f->length, row = f->squared ? h * h * f->row : entry;
   if (entry <= m->tolerance) return 0;
   REAL error = row * row;
   for (int k = 1; k < 6; k++, error *= row * (REAL)sqrt((double)m->s))
@@ -238,43 +240,57 @@ static int NAME(terms)(const NAME(Stiefel) *m, REAL entry, REAL row) {
   return -1;
 }
 
-// The drift of a square matrix in closed form: RATTLE by h leads to Q(hA + √(I − B)), B = h²AᵀA, and leaves A. What Q had
-// lost of its orthonormal columns is put right on the way, once in a step. 0 where that, or h, is too much.
-static int NAME(rotate)(const NAME(Stiefel) *m, const REAL *q, const REAL *p, REAL h, NAME(Frame) *f, REAL *to) {
-  static const REAL series[] = {(REAL)-0.5, (REAL)-0.125, (REAL)-0.0625, (REAL)-0.0390625, (REAL)-0.02734375};
-  const int64_t s = m->s;
-  const REAL h2 = h * h;
+// Can Q, with momenta p, go by h in closed form? Then A, and what else is needed for that, is known.
+static int NAME(begin)(const NAME(Stiefel) *m, const REAL *q, const REAL *p, REAL h, NAME(Frame) *f) {
+  REAL largest;
   if (!f->holds) {
     NAME(inner)(m, q, p, 1 / (m->scale * m->scale), f->a);  // its transpose, as rows
-    NAME(skew)(f->a, s);
-    f->length = NAME(longest)(f->a, s);
+    NAME(skew)(f->a, m->s);
+    f->length = NAME(longest)(f->a, m->s);
     f->squared = 0;
   }
-  const REAL entry = h2 * f->length;
-  int terms = NAME(terms)(m, entry, entry);
-  if (terms > 0 && !f->squared) NAME(inner)(m, f->a, f->a, 1, f->square);
-  if (terms > 0) f->squared = 1, terms = NAME(terms)(m, entry, h2 * ROOT(NAME(longest)(f->square, s)));
-  if (terms < 0) return 0;
-  REAL largest;
-  const int first = !f->measured;
-  if (first) {
-    NAME(gram)(m, q, f->excess);
-    f->gap = NAME(rows)(f->excess, s, &largest);
-    f->measured = 1;
+  if (NAME(terms)(m, f, h) > 0 && !f->squared) {
+    NAME(inner)(m, f->a, f->a, 1, f->square);
+    f->row = ROOT(NAME(longest)(f->square, m->s));
+    f->squared = 1;
   }
-  if (first && !(f->gap * (f->gap + ROOT(entry)) <= m->tolerance)) return 0;
-  const REAL *power = f->square;  // Σ series[k] h²ᵏ Bᵏ⁺¹ but for `last`, by Horner's rule
-  REAL last = terms ? h2 * series[terms - 1] : 0;
+  if (NAME(terms)(m, f, h) < 0) return 0;
+  if (!f->measured) {
+    NAME(gram)(m, q, f->excess);
+    f->gap = NAME(rows)(f->excess, m->s, &largest);
+    f->measured = f->uneven = 1;
+  }
+  if (f->uneven && !(f->gap * (f->gap + ROOT(h * h * f->length)) <= m->tolerance)) return 0;
+  f->ahead = h;
+  return f->holds = 1;
+}
+
+// Are the way ahead and h more along A one rotation? The product of two is exp of the sum of two arcsinh(hA), and differs
+// from that of the sum by ½ h h′ (h + h′) A AᵀA.
+static int NAME(joins)(const NAME(Stiefel) *m, const NAME(Frame) *f, REAL h) {
+  const REAL sum = f->ahead + h, off = h * f->ahead * sum * (f->squared ? ROOT(f->length) * f->row : 0);
+  if (f->ahead == 0 || !(off < m->tolerance / 2 && -off < m->tolerance / 2)) return 0;
+  const int terms = NAME(terms)(m, f, sum);
+  return f->squared ? terms >= 0 : terms == 0;
+}
+
+// to ← Q(hA + √(I − B)), where RATTLE leads by h; A stays. What Q had lost of its orthonormal columns is put right on the
+// way, once in a step.
+static void NAME(rotate)(const NAME(Stiefel) *m, const REAL *q, NAME(Frame) *f, REAL *to) {
+  static const REAL series[] = {(REAL)-0.5, (REAL)-0.125, (REAL)-0.0625, (REAL)-0.0390625, (REAL)-0.02734375};
+  const int64_t s = m->s;
+  const int terms = NAME(terms)(m, f, f->ahead);
+  const REAL *power = f->square, h2 = f->ahead * f->ahead;  // Σ series[k] h²ᵏ Bᵏ⁺¹ but for `last`, by Horner's rule
+  REAL last = terms > 0 ? h2 * series[terms - 1] : 0;
   for (int k = terms - 2; k >= 0; k--, power = f->work, last = h2) {
     NAME(combine)(m, to, last, power, 0, power);
     for (int64_t i = 0; i < s; i++) to[i * s + i] += series[k];
     NAME(inner)(m, f->square, to, 1, f->work);
   }
-  NAME(sum)(f->work, h, f->a, last, terms ? power : 0, first ? f->excess : 0, s * s);
+  NAME(sum)(f->work, f->ahead, f->a, last, terms > 0 ? power : 0, f->uneven ? f->excess : 0, s * s);
   memcpy(to, q, s * s * sizeof(REAL));
   NAME(outer)(m, q, f->work, 1, 1, to);
-  f->holds = 1;
-  return 1;
+  f->ahead = f->uneven = 0;
 }
 
 // to ← own·x + cg·g + cR·R; a coefficient 0 takes nothing, not even nan
@@ -295,33 +311,42 @@ static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *m
   REAL *next = scratch, *other = next + n, *p = other + n, *normal = p + n, *step = normal + n, *multiplier = step + n;
   NAME(Frame) frame = {.a = normal, .square = step, .work = multiplier, .excess = multiplier + m->s * m->s};
   int loose = 0;
-  for (; ops > 0; ops--, op++) {
-    const REAL own = (REAL)op->own, h = (REAL)op->p;
-    const int kicked = op->g != 0 || op->R != 0;
-    if (op->target == 1 && h == 0) continue;
-    if (op->target == 0 && frame.holds && !kicked) {
+  for (;; ops--, op++) {
+    const int target = ops > 0 ? (int)op->target : -1, kicked = ops > 0 && (op->g != 0 || op->R != 0);
+    const int turns = target == 1 && m->tall && m->r == m->s;
+    const REAL own = ops > 0 ? (REAL)op->own : 0, h = ops > 0 ? (REAL)op->p : 0;
+    if (target == 1 && h == 0) continue;
+    if (target == 0 && frame.holds && !kicked && own != 0) {
       NAME(sum)(frame.a, own, frame.a, 0, 0, 0, n);
       if (frame.squared) NAME(sum)(frame.square, own * own, frame.square, 0, 0, 0, n);
-      frame.length *= own * own;
+      frame.length *= own * own, frame.row *= own * own, frame.ahead /= own;
       continue;
     }
-    const int rotated = op->target == 1 && m->tall && m->r == m->s && NAME(rotate)(m, q, v, h, &frame, next);
-    if (frame.holds && !rotated) {
+    if (turns && NAME(joins)(m, &frame, h)) {
+      frame.ahead += h;
+      continue;
+    }
+    if (frame.ahead != 0) {
+      NAME(rotate)(m, q, &frame, next);
+      q = next, next = other, other = (REAL *)q;
+    }
+    if (target < 0) break;
+    if (turns && NAME(begin)(m, q, v, h, &frame)) continue;
+    if (frame.holds) {
       NAME(outer)(m, q, frame.a, 1, 0, p);
       v = p, frame.holds = loose = 0;
     }
-    if (op->target == 0) {
+    if (target == 0) {
       NAME(mix)(m, p, op, v, g, noise);
       v = p, loose |= kicked;
       continue;
     }
-    if (op->target == 1 && !rotated) {
+    if (target == 1) {
       NAME(combine)(m, next, 1, q, h, v);
       if (!NAME(onto)(m, next, q, normal, multiplier, step, 0)) return 0;
       NAME(combine)(m, p, 1, v, -1 / h, normal);
       v = p, loose = 1;
-    }
-    if (op->target == 2) {
+    } else {
       NAME(mix)(m, next, op, q, g, noise);
       if (!NAME(onto)(m, next, q, normal, multiplier, step, 1)) return 0;
     }
