@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tether.ensemble import products
 from tether.ensemble.replicas import Layer, Replicas, build, layers_of
@@ -876,3 +877,20 @@ def test_what_vmap_refuses_runs_in_turn_when_told():
     ens = Replicas(lambda: Branching(2, 1), 4, vmap=False)
     close(ens(x), torch.stack([module(x) for module in ens]))
     assert ens.get_parameter("weight").shape == (4, 1, 2)
+
+
+def test_attention_multiplies_by_its_weights_once_for_each_replica():
+    n, batch, tokens, width = 3, 4, 5, 8
+    ens = Replicas(lambda: nn.TransformerEncoderLayer(width, 2, 16, dropout=0.0, batch_first=True), n)
+    shapes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.bmm.default:
+                shapes.append(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        ens(torch.randn(n, batch, tokens, width), each=True)
+    assert shapes.count((n, batch * tokens, width)) == 3  # into attention, out of it, and the layer behind it
+    assert {shape[0] for shape in shapes} == {n, n * batch * 2}  # the others are attention itself, by heads

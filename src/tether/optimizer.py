@@ -51,16 +51,18 @@ def untraced() -> Callable[..., Any]:
 def _move(opt: Optimizer, closure: Callable[[], Any] | None) -> Any:
     """Read the table and step by it."""
     opt.settle()
-    for row in opt.rows:
+    tested = several = False
+    for row in opt.rows:  # one pass: there may be a row for each weight
         row.read()
         if row.entries:  # somebody may have set them since the optimizer was made
             check_replicas(row.group, opt.lanes)
             check_entrywise(row)
+        tested = tested or row.rhythm.tested
+        several = several or row.word.needs_closure
     if opt.awakened or opt.released or opt.alone or opt.verdict is not None or opt.plan is not None:
         steps.settle_first(opt)
-    if any(row.rhythm.tested for row in opt.rows):
+    if tested:
         return proposals.propose(opt, closure)
-    several = any(row.word.needs_closure for row in opt.rows)
     return stages.in_stages(opt, closure) if several else steps.at_once(opt, closure)
 
 
@@ -216,9 +218,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def settle(self) -> None:
         """Follow those who have put other parameters in the place of the first ones, as Accelerate does."""
-        if any(row.given is not row.group["params"] for row in self.rows):
-            follow(self)
-            steps.set_clock(self)
+        for row in self.rows:
+            if row.given is not row.group["params"]:
+                follow(self)
+                steps.set_clock(self)
+                return
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every part once; returns what the closure returns, as torch's optimizers do."""

@@ -492,7 +492,7 @@ def test_what_is_no_number_shows_as_it_does_in_torch(loss, activation, bad):
         assert torch.equal(losses.isnan(), want_losses.isnan())
         for a, b in zip(got, want, strict=True):
             assert torch.equal(a.isfinite().flatten(1).all(1), b.isfinite().flatten(1).all(1))
-        assert run.finite == all(bool(g.isfinite().all()) for g in got)
+        assert run.finite == all(bool(x.isfinite().all()) for x in (losses, *got))
 
 
 @needs_kernel

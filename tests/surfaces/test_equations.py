@@ -153,8 +153,9 @@ def test_sphere(word, τ, slack, radius):
 @words
 @temperatures
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (3, 3), (4, 2, 3)], ids=str)
-def test_orthogonal(path, word, τ, shape):
-    surface, τ = Orthogonal(iterations=200), 0.1 * τ
+@pytest.mark.parametrize("force", [0.5, 0.02, 1e-4])  # steps of square matrices have a closed form up to some length
+def test_orthogonal(path, word, τ, shape, force):
+    surface, τ = Orthogonal(iterations=200), 0.4 * τ * force**2
     (w,), opt = walk(surface, [normal(*shape)], word, H, friction=GAMMA, temperature=τ)
     Q = tall(w.detach().clone())
     P, one = torch.zeros_like(Q), torch.eye(Q.shape[1], dtype=torch.float64)
@@ -168,7 +169,7 @@ def test_orthogonal(path, word, τ, shape):
         return V - 0.5 * Q @ (V.mT @ Q + Q.mT @ V)
 
     for step in range(5):
-        w.grad.copy_(0.5 * normal(*shape, seed=1 + step))
+        w.grad.copy_(force * normal(*shape, seed=1 + step))
         G, R = tall(w.grad), tall(drawn(step, *shape))
         opt.step()
         for name, h in program(word, step):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from operator import is_not, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ class Row:
         self.without: list[torch.Tensor] = []  # parameters that never had a gradient
         self.momenta = False
         self.fields: tuple[Any, ...] = ()
+        self.varies = True  # are there tensors among the fields? They are looked at in every step
 
     # reading the table
 
@@ -85,10 +86,12 @@ class Row:
         """Take the fields as they are now: schedulers and users may have changed them."""
         group = self.group
         fields = read_in(group)
-        if not self.fields or self.varies or any(map(is_not, fields, self.fields)):
+        if self.varies or not equal(fields, self.fields):
             self.look(fields)
         ξ = group["thermostat"]
-        if ξ is not self.values["ξ"] and not (isinstance(ξ, torch.Tensor) and ξ.dim() == self.lanes.batched):
+        if ξ is self.values["ξ"]:
+            return
+        if not (isinstance(ξ, torch.Tensor) and ξ.dim() == self.lanes.batched):
             replicas = self.lanes.rows if self.lanes.batched else 0
             number(f"part {group['where']!r}", "thermostat", ξ, allow_negative=True, replicas=replicas)
         self.values["ξ"] = ξ
@@ -349,6 +352,14 @@ class Row:
         if self.rhythm.every == 1:
             return []
         return [param for param, yes in zip(self.group["params"], self.trained, strict=True) if yes]
+
+
+def equal(fields: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    """Are no fields others than before, when none was a tensor?"""
+    try:
+        return fields == before
+    except (RuntimeError, ValueError, TypeError):  # one is a tensor now, of several numbers or of none
+        return False
 
 
 def same(xs: tuple[Any, ...], ys: tuple[Any, ...]) -> bool:

@@ -6,6 +6,7 @@ interrupt included, parameters and state are those before the step or those afte
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -182,15 +183,15 @@ def counted(opt: Optimizer) -> list[Write]:
     """One step more for every part and the clock; only what is due at the next step asks for gradients."""
     now = opt.rows[0].group["step"] + 1
     writes: list[Write] = [write(setattr, opt.clock, "step", now)]
-    equal: dict[float, list[dict[str, Any]]] = {}  # groups by their lr: one write for all of them
+    equal: defaultdict[float, list[dict[str, Any]]] = defaultdict(list)  # groups by their lr: one write for all
     for row in opt.rows:
-        group, lr = row.group, row.values["lr"]
+        lr = row.values["lr"]
         if type(lr) is float and lr:
-            equal.setdefault(lr, []).append(group)
+            equal[lr].append(row.group)
         else:
-            before = group["previous_lr"]
+            before = row.group["previous_lr"]
             before = torch.where(lr == 0, before, lr) if isinstance(lr, torch.Tensor) else lr or before
-            writes.append(write(group.update, {"step": now, "previous_lr": before}))
+            writes.append(write(row.group.update, {"step": now, "previous_lr": before}))
         if row.rhythm.every > 1:
             due = row.rhythm.due(now)
             for param in row.slow():

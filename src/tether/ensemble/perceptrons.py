@@ -108,9 +108,9 @@ class Perceptrons:
                 f"index of shape {tuple(index.shape)} and {index.dtype}: it must hold a batch of points for each of "
                 f"{n} replicas, torch.int64 of shape ({n}, batch)"
             )
-        index = index.contiguous()
+        index = index if index.stride(1) == 1 else index.contiguous()  # the rows may lie apart
         batch = index.shape[1]
-        if not native.plain(index, torch.int64):
+        if type(index) is not torch.Tensor or not index.is_cpu:
             raise ValueError(
                 f"index is a {type(index).__name__} on {index.device}: it must be a plain tensor on the CPU"
             )

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tether.ensemble.attention import vmappable_attention
 from tether.ensemble.hooks import backward_hooked
 from tether.ensemble.products import Layer, each_by_layer, products, stages_of, suits
 from tether.ensemble.stacking import Factory, build_one, check_alike, facts, mark, tensors, with_tensors
@@ -172,7 +171,7 @@ class Replicas(nn.Module):
             return [value for value in values if isinstance(value, torch.Tensor)], changed
 
         state = tensors(self)
-        with _vmappable_attention(state.values()):
+        with vmappable_attention(state.values()):
             try:
                 stacked, changed = vmap(one, randomness="different")(state, [leaves[i] for i in mapped])
             except RuntimeError as error:
@@ -372,15 +371,3 @@ def _needs_turns(module: nn.Module) -> bool:
         or (isinstance(layer, _BatchNorm) and layer.training and layer.track_running_stats and layer.momentum is None)
         for layer in module.modules()
     )
-
-
-@contextmanager
-def _vmappable_attention(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Attention by plain products: torch's fused kernels ignore gradients under vmap, or run one by one."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
-        torch.backends.mha.set_fastpath_enabled(False)
-        if all(x.device.type == "cpu" for x in tensors):
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        yield

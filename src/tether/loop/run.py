@@ -148,11 +148,11 @@ class Run:
             losses = self.gradients(batch).detach()
             kept.append(losses)
             energies = losses if self.penalty is None else losses + self._penalised(self.penalty).to(losses)
-            total = energies.sum()
+            fine = self.fast is not None and self.fast.finite and self.penalty is None
             # a proposal may lead anywhere, and is rejected then
-            if not math.isfinite(total.item()) and (not self.tested or len(kept) == 1):
+            if not fine and not math.isfinite(energies.sum().item()) and (not self.tested or len(kept) == 1):
                 self._judge(energies, step, log)
-            return energies if self.tested else total
+            return energies
 
         while True:
             kept.clear()

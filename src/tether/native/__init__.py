@@ -92,7 +92,7 @@ KERNELS = {
     "finite": "naan",
     "bounded": "nnn aaaaaaa nn an",
     "stiefel": "nnnn aaaa n aa n a n ddn aaa nnn",
-    "gradients": "nnn aaaaaaaaa nnn a n aaa nn",
+    "gradients": "nnn aaaaaaaaa nnn an n aaa nn",
     "ahead": "aaaa nnnnn",
     "back": "aaa nnnnn",
     "divide": "aaa dd a nnnn",
@@ -507,7 +507,7 @@ def stiefel(
     small = r * s * s < 1 << 24
     # small products belong into a parallel region even where there is one matrix: BLAS then leaves the threads alone
     threads, inner = (torch.get_num_threads(), 1) if small else (1, torch.get_num_threads())
-    room = 5 * r * s + s * s
+    room = 5 * r * s + 2 * s * s
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
     ok = integers([0] * count)
     drawn = where("the noise of matrices", noise, dtype, count * r * s)
@@ -540,7 +540,7 @@ def shuffle(points: int, key: int, step: int, layout: Layout) -> torch.Tensor:
 def gradients(
     dtype: torch.dtype, sizes: Sequence[int], tables: Sequence[array[Any] | None], data: Sequence[Any]
 ) -> int:
-    """Losses and gradients of many perceptrons; returns how many have a gradient that is not finite.
+    """Losses and gradients of many perceptrons; returns how many have a loss or a gradient that is not finite.
 
     `tether.ensemble.perceptrons` lays out and checks the arguments.
     """
@@ -548,8 +548,9 @@ def gradients(
     x, y, points, index, kind, losses, room = data
     threads = min(torch.get_num_threads(), sizes[0])
     scratch = torch.empty(room * threads, dtype=dtype, device="cpu")
-    rest = [index.data_ptr(), kind, losses.data_ptr(), product(dtype), scratch.data_ptr(), room, threads]
-    return call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *rest)
+    chosen = index.data_ptr(), index.stride(0)
+    rest = [kind, losses.data_ptr(), product(dtype), scratch.data_ptr(), room, threads]
+    return call("gradients", dtype, *sizes, *at, x.data_ptr(), y.data_ptr(), *points, *chosen, *rest)
 
 
 def finite(tensors: Sequence[torch.Tensor]) -> bool | None:

@@ -150,6 +150,18 @@ static void NAME(across)(const NAME(Stiefel) *m, const REAL *q, const REAL *v, R
       }
 }
 
+// Λ ← ½QᵀQ/c²
+static void NAME(gram)(const NAME(Stiefel) *m, const REAL *q, REAL *multiplier) {
+  const int64_t s = m->s;
+  const int precise = m->r >= 256;
+  if (precise && s <= NARROW) NAME(narrow)(m, q, multiplier);
+  else NAME(inner)(m, q, q, (REAL)0.5 / (m->scale * m->scale), multiplier);
+  if (precise && s > NARROW) {
+#pragma omp parallel for num_threads(m->threads) if (m->threads > 1)
+    for (int64_t j = 0; j < s; j += 128) NAME(diagonal)(m, q, j, j + 128 < s ? j + 128 : s, multiplier);
+  }
+}
+
 // x ← the point of Σ on the normal through `start`, with normal ← what was taken off; 0 where x is too far for that.
 // `free`: the step may lead across Σ. That part of it is taken off first, unless the step is so short that the
 // iterations take it off as fast; what was taken off is not in `normal` then.
@@ -165,13 +177,7 @@ static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *
   }
   for (int64_t k = 0; k < m->iterations; k++) {
     REAL largest;
-    const int precise = m->r >= 256;
-    if (precise && s <= NARROW) NAME(narrow)(m, x, multiplier);
-    else NAME(inner)(m, x, x, (REAL)0.5 / (m->scale * m->scale), multiplier);
-    if (precise && s > NARROW) {
-#pragma omp parallel for num_threads(m->threads) if (m->threads > 1)
-      for (int64_t j = 0; j < s; j += 128) NAME(diagonal)(m, x, j, j + 128 < s ? j + 128 : s, multiplier);
-    }
+    NAME(gram)(m, x, multiplier);
     REAL a = NAME(rows)(multiplier, s, &largest), size = 2 * largest;
     if (k && size <= 2 * m->tolerance) return 1;
     if (k ? !(a < (REAL)0.7 * before) : !(a < (REAL)1e18)) return k && a <= floor;
@@ -185,47 +191,177 @@ static int NAME(onto)(const NAME(Stiefel) *m, REAL *x, const REAL *start, REAL *
   return 0;
 }
 
+// |the longest row|²
+CLONES static REAL NAME(longest)(const REAL *x, int64_t s) {
+  REAL longest = 0;
+  for (int64_t i = 0; i < s; i++) {
+    REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = i * s; j < (i + 1) * s; j++) sum += x[j] * x[j];
+    if (!(sum <= longest)) longest = longest == longest ? sum : longest;  // nan stays
+  }
+  return longest;
+}
+
+// X ← ½(Xᵀ − X)
+CLONES static void NAME(skew)(REAL *x, int64_t s) {
+  for (int64_t block = 0; block < s; block += 16)
+    for (int64_t i = block; i < s; i++)
+      for (int64_t j = block; j < block + 16 && j <= i; j++) {
+        const REAL half = (REAL)0.5 * (x[j * s + i] - x[i * s + j]);
+        x[i * s + j] = half;
+        x[j * s + i] = -half;
+      }
+}
+
+// to ← a·x + b·y − z, the last two where they are given
+CLONES static void NAME(sum)(REAL *to, REAL a, const REAL *x, REAL b, const REAL *y, const REAL *z, int64_t n) {
+  if (!y) y = x, b = 0;
+  if (z) for (int64_t i = 0; i < n; i++) to[i] = a * x[i] + b * y[i] - z[i];
+  else for (int64_t i = 0; i < n; i++) to[i] = a * x[i] + b * y[i];
+}
+
+// The momenta of a square matrix as QA with A skew, which stays as it is while Q moves. A square parameter is `tall`.
+typedef struct {
+  REAL *a, *square, *excess, *work;
+  REAL length, row, gap;  // |the longest rows|: of A, squared; of AᵀA; of ½(QᵀQ/c² − I)
+  REAL ahead;             // how far along A the point is to go
+  int holds, squared, measured, uneven;  // does A hold the momenta, are AᵀA and QᵀQ known, is `excess` still in Q?
+} NAME(Frame);
+
+// After how many terms of √(I − B) = I − B/2 − B²/8 − …, B = h²AᵀA, is QᵀQ within the tolerance? An entry of B is at most
+// h²|a|², one of Bᵏ at most |b|²(|b| √s)^(k − 2) with a and b the longest rows. −1 for too many.
+static int NAME(terms)(const NAME(Stiefel) *m, const NAME(Frame) *f, REAL h) {
+  const REAL entry = h * h * f->length, row = f->squared ? h * h * f->row : entry;
+  if (entry <= m->tolerance) return 0;
+  REAL error = row * row;
+  for (int k = 1; k < 6; k++, error *= row * (REAL)sqrt((double)m->s))
+    if (error <= m->tolerance) return k;
+  return -1;
+}
+
+// Can Q, with momenta p, go by h in closed form? Then A, and what else is needed for that, is known.
+static int NAME(begin)(const NAME(Stiefel) *m, const REAL *q, const REAL *p, REAL h, NAME(Frame) *f) {
+  REAL largest;
+  if (!f->holds) {
+    NAME(inner)(m, q, p, 1 / (m->scale * m->scale), f->a);  // its transpose, as rows
+    NAME(skew)(f->a, m->s);
+    f->length = NAME(longest)(f->a, m->s);
+    f->squared = 0;
+  }
+  if (NAME(terms)(m, f, h) > 0 && !f->squared) {
+    NAME(inner)(m, f->a, f->a, 1, f->square);
+    f->row = ROOT(NAME(longest)(f->square, m->s));
+    f->squared = 1;
+  }
+  if (NAME(terms)(m, f, h) < 0) return 0;
+  if (!f->measured) {
+    NAME(gram)(m, q, f->excess);
+    f->gap = NAME(rows)(f->excess, m->s, &largest);
+    f->measured = f->uneven = 1;
+  }
+  if (f->uneven && !(f->gap * (f->gap + ROOT(h * h * f->length)) <= m->tolerance)) return 0;
+  f->ahead = h;
+  return f->holds = 1;
+}
+
+// Are the way ahead and h more along A one rotation? The product of two is exp of the sum of two arcsinh(hA), and differs
+// from that of the sum by ½ h h′ (h + h′) A AᵀA.
+static int NAME(joins)(const NAME(Stiefel) *m, const NAME(Frame) *f, REAL h) {
+  const REAL sum = f->ahead + h, off = h * f->ahead * sum * (f->squared ? ROOT(f->length) * f->row : 0);
+  if (f->ahead == 0 || !(off < m->tolerance / 2 && -off < m->tolerance / 2)) return 0;
+  const int terms = NAME(terms)(m, f, sum);
+  return f->squared ? terms >= 0 : terms == 0;
+}
+
+// to ← Q(hA + √(I − B)), where RATTLE leads by h; A stays. What Q had lost of its orthonormal columns is put right on the
+// way, once in a step.
+static void NAME(rotate)(const NAME(Stiefel) *m, const REAL *q, NAME(Frame) *f, REAL *to) {
+  static const REAL series[] = {(REAL)-0.5, (REAL)-0.125, (REAL)-0.0625, (REAL)-0.0390625, (REAL)-0.02734375};
+  const int64_t s = m->s;
+  const int terms = NAME(terms)(m, f, f->ahead);
+  const REAL *power = f->square, h2 = f->ahead * f->ahead;  // Σ series[k] h²ᵏ Bᵏ⁺¹ but for `last`, by Horner's rule
+  REAL last = terms > 0 ? h2 * series[terms - 1] : 0;
+  for (int k = terms - 2; k >= 0; k--, power = f->work, last = h2) {
+    NAME(combine)(m, to, last, power, 0, power);
+    for (int64_t i = 0; i < s; i++) to[i * s + i] += series[k];
+    NAME(inner)(m, f->square, to, 1, f->work);
+  }
+  NAME(sum)(f->work, f->ahead, f->a, last, terms > 0 ? power : 0, f->uneven ? f->excess : 0, s * s);
+  memcpy(to, q, s * s * sizeof(REAL));
+  NAME(outer)(m, q, f->work, 1, 1, to);
+  f->ahead = f->uneven = 0;
+}
+
+// to ← own·x + cg·g + cR·R; a coefficient 0 takes nothing, not even nan
+static void NAME(mix)(const NAME(Stiefel) *m, REAL *to, const Op *op, const REAL *x, const REAL *g, const REAL *const *noise) {
+  const REAL own = (REAL)op->own, cg = (REAL)op->g, cR = (REAL)op->R;
+  if (own == 0) memset(to, 0, m->r * m->s * sizeof(REAL));
+  if (cg != 0) NAME(combine)(m, to, own, own == 0 ? to : x, cg, g);
+  else if (own != 0) NAME(combine)(m, to, own, x, 0, x);
+  if (cR != 0) NAME(combine)(m, to, 1, to, cR, noise[op->draw]);
+}
+
 // One matrix through the ops; 0, and nothing written, where a step is too long. Momenta may have a part across Σ in
 // between: the next drift absorbs it.
 static int NAME(matrix)(const NAME(Stiefel) *m, const REAL *theta, const REAL *momentum, const REAL *g,
                         const REAL *const *noise, int64_t ops, const Op *op, REAL *out, REAL *moved, REAL *scratch) {
   const int64_t n = m->r * m->s;
-  REAL *q = scratch, *next = q + n, *p = next + n, *normal = p + n, *step = normal + n, *multiplier = step + n;
+  const REAL *q = theta, *v = momentum;  // point and momenta as they are now
+  REAL *next = scratch, *other = next + n, *p = other + n, *normal = p + n, *step = normal + n, *multiplier = step + n;
+  NAME(Frame) frame = {.a = normal, .square = step, .work = multiplier, .excess = multiplier + m->s * m->s};
   int loose = 0;
-  memcpy(q, theta, n * sizeof(REAL));
-  if (momentum) memcpy(p, momentum, n * sizeof(REAL));
-  for (int64_t o = 0; o < ops; o++) {
-    const REAL own = (REAL)op[o].own, h = (REAL)op[o].p, cg = (REAL)op[o].g, cR = (REAL)op[o].R;
-    REAL *x = op[o].target == 0 ? p : next;
-    if (op[o].target == 1) {
-      if (h == 0) continue;
-      NAME(combine)(m, next, 1, q, h, p);
+  for (;; ops--, op++) {
+    const int target = ops > 0 ? (int)op->target : -1, kicked = ops > 0 && (op->g != 0 || op->R != 0);
+    const int turns = target == 1 && m->tall && m->r == m->s;
+    const REAL own = ops > 0 ? (REAL)op->own : 0, h = ops > 0 ? (REAL)op->p : 0;
+    if (target == 1 && h == 0) continue;
+    if (target == 0 && frame.holds && !kicked && own != 0) {
+      NAME(sum)(frame.a, own, frame.a, 0, 0, 0, n);
+      if (frame.squared) NAME(sum)(frame.square, own * own, frame.square, 0, 0, 0, n);
+      frame.length *= own * own, frame.row *= own * own, frame.ahead /= own;
+      continue;
+    }
+    if (turns && NAME(joins)(m, &frame, h)) {
+      frame.ahead += h;
+      continue;
+    }
+    if (frame.ahead != 0) {
+      NAME(rotate)(m, q, &frame, next);
+      q = next, next = other, other = (REAL *)q;
+    }
+    if (target < 0) break;
+    if (turns && NAME(begin)(m, q, v, h, &frame)) continue;
+    if (frame.holds) {
+      NAME(outer)(m, q, frame.a, 1, 0, p);
+      v = p, frame.holds = loose = 0;
+    }
+    if (target == 0) {
+      NAME(mix)(m, p, op, v, g, noise);
+      v = p, loose |= kicked;
+      continue;
+    }
+    if (target == 1) {
+      NAME(combine)(m, next, 1, q, h, v);
+      if (!NAME(onto)(m, next, q, normal, multiplier, step, 0)) return 0;
+      NAME(combine)(m, p, 1, v, -1 / h, normal);
+      v = p, loose = 1;
     } else {
-      const REAL *from = op[o].target == 0 ? p : q;
-      if (own == 0) memset(x, 0, n * sizeof(REAL));
-      if (cg != 0) NAME(combine)(m, x, own == 0 ? 0 : own, own == 0 ? x : from, cg, g);
-      else if (own != 0) NAME(combine)(m, x, own, from, 0, from);
-      if (cR != 0) NAME(combine)(m, x, 1, x, cR, noise[op[o].draw]);
-      if (op[o].target == 0) {
-        loose |= cg != 0 || cR != 0;
-        continue;
-      }
+      NAME(mix)(m, next, op, q, g, noise);
+      if (!NAME(onto)(m, next, q, normal, multiplier, step, 1)) return 0;
     }
-    if (!NAME(onto)(m, next, q, normal, multiplier, step, op[o].target == 2)) return 0;
-    if (op[o].target == 1) {
-      NAME(combine)(m, p, 1, p, -1 / h, normal);
-      loose = 1;
+    q = next, next = other, other = (REAL *)q;
+  }
+  if (momentum && frame.holds) {
+    NAME(outer)(m, q, frame.a, 1, 0, moved);
+  } else if (momentum) {
+    memmove(moved, v, n * sizeof(REAL));
+    if (loose) {
+      NAME(across)(m, q, moved, multiplier);
+      NAME(outer)(m, q, multiplier, -1, 1, moved);
     }
-    REAL *old = q;
-    q = next;
-    next = old;
   }
-  if (momentum && loose) {
-    NAME(across)(m, q, p, multiplier);
-    NAME(outer)(m, q, multiplier, -1, 1, p);
-  }
-  memcpy(out, q, n * sizeof(REAL));
-  if (momentum) memcpy(moved, p, n * sizeof(REAL));
+  memmove(out, q, n * sizeof(REAL));
   return 1;
 }
 
@@ -238,7 +374,7 @@ int64_t NAME(stiefel)(int64_t count, int64_t r, int64_t s, int64_t tall, void *c
   const int64_t n = r * s, fault = sound(op, ops * (each ? each : 1), 3, 1, p, g, draws);
   if (fault) return fault;
   if (!gemm || !theta || !out || !scratch || (p && !moved)) return NO_BUFFER;
-  if (r < s || s < 1 || r > INT32_MAX || room < 5 * n + s * s) return BAD_SIZE;
+  if (r < s || s < 1 || r > INT32_MAX || room < 5 * n + 2 * s * s) return BAD_SIZE;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
   for (int64_t i = 0; i < count; i++) {
     const REAL *drawn[DRAWS];
