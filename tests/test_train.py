@@ -478,3 +478,13 @@ def test_the_peak_memory_is_that_of_what_must_be_held(compiled):
     options = {"check": True, "capture_output": True, "text": True, "timeout": 120, "env": environment}
     ratio = float(subprocess.run(command, **options).stdout)
     assert 0.7 < ratio <= 1.5
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_lbfgs_takes_the_sum_of_all_losses(many):
+    """Its closure must return one number, which its line search compares."""
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    model = Replicas(lambda: nn.Linear(2, 1), 3) if many else nn.Linear(2, 1)
+    opt = torch.optim.LBFGS(model.parameters(), lr=0.5)
+    record = tether.train(model, opt, (x, x.sum(1, keepdim=True)), functional.mse_loss, 5, progress=False)
+    assert record.losses[-1].max() < 1e-6 * record.losses[0].min()

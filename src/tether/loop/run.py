@@ -152,7 +152,7 @@ class Run:
             # a proposal may lead anywhere, and is rejected then
             if not fine and not math.isfinite(energies.sum().item()) and (not self.tested or len(kept) == 1):
                 self._judge(energies, step, log)
-            return energies
+            return energies if isinstance(self.opt, Optimizer) else energies.sum()  # torch's LBFGS wants one number
 
         while True:
             kept.clear()
