@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tether
-from tether.measure import between, distance, layer_paths, linear_path
+from tether.measure import along, between, distance, layer_paths, linear_path
 from tether.measure.shape import classify
 
 mse = nn.functional.mse_loss
@@ -92,9 +92,13 @@ def literal(net, start, end, data, alphas, moving=None):
     return losses
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("name", NETS)
-def test_a_line_is_what_the_literal_loop_finds(name, fast):
+def test_a_line_is_what_the_literal_loop_finds(monkeypatch, name, fast, kept):
+    """Whether the states of all points are kept for the next batch, or one is made in the memory of another."""
+    if not kept:
+        monkeypatch.setattr(along, "ROOM", 0)
     net, start, end, data = problem(name)
     path = linear_path(net, start, end, data, points=7, chunk=16, fast=fast)
     assert path.alphas.tolist() == pytest.approx([k / 6 for k in range(7)])

@@ -98,6 +98,7 @@ class _Walk:
         self.affine = len(stages) > 1 and bool(self.rest) and type(self.rest[0].module) in AFFINE
         self.keep = len(weights) * sum(states[0][name].nbytes for name in self.moving) <= ROOM
         self.kept: dict[int, list[dict[str, torch.Tensor]]] = {}
+        self.room: dict[str, torch.Tensor] = {}  # of tensors that are not kept: fresh memory costs more than the sum
         self.kinked = self.kinks()
         self.bytes_per_row = len(weights) * self.kinked[0][0][0].nbytes if self.kinked else 0
 
@@ -175,7 +176,10 @@ class _Walk:
         if name not in self.moving:
             return self.states[0][name]
         if name not in mixed:
-            mixed[name] = mix([state[name] for state in self.states], self.weights[p])
+            ends = [state[name] for state in self.states]
+            mixed[name] = mix(ends, self.weights[p], self.room.get(name))
+            if not self.keep and not any(mixed[name] is x for x in ends):
+                self.room[name] = mixed[name]
         return mixed[name]
 
 

@@ -57,8 +57,8 @@ def distance(start: State, end: State, where: str | Sequence[str] = "*", *, batc
     return moved / size if batch_dims else (moved / size).item()
 
 
-def mix(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Σ_j w_j T_j. The result may be one of the tensors itself.
+def mix(tensors: Sequence[torch.Tensor], weights: Sequence[float], room: torch.Tensor | None = None) -> torch.Tensor:
+    """Σ_j w_j T_j. The result may be one of the tensors itself, or `room`, an earlier result that nobody needs.
 
     Terms of weight 0 are left out, since 0 · ∞ is nan. Half precision is summed in single precision.
     """
@@ -73,7 +73,7 @@ def mix(tensors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tens
     narrow = first.dtype in (torch.bfloat16, torch.float16)
     wide = [(w, x.float() if narrow else x) for w, x in terms]
     if len(wide) == 2 and math.isclose(wide[0][0] + wide[1][0], 1, rel_tol=1e-15):
-        total = torch.lerp(wide[0][1], wide[1][1], wide[1][0])  # one pass over memory instead of two
+        total = torch.lerp(wide[0][1], wide[1][1], wide[1][0], out=None if narrow else room)  # one pass over memory
     else:
         total = wide[0][1] * wide[0][0]
         for w, x in wide[1:]:
