@@ -87,7 +87,7 @@ class Langevin(Temperatures):
     title = "Langevin dynamics, sine against cosine (Figure 3.1)"
     nodes: int = at(500, quick=50)
     steps: int = at(50_000, quick=200)
-    runs: int = at(6, quick=2, long=80, full=20)
+    runs: int = at(6, quick=2, long=160, full=20)
 
     def task(self) -> Task:
         # (3.33) has cos(btπ); only with cos(b x₁ π), x₁ = at, does a larger a give "more crossings", as §3.6 says
