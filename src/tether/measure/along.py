@@ -7,7 +7,7 @@ mixed. A ReLU and a Linear layer after it are evaluated at all points of a line 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -75,7 +75,7 @@ def evaluate(
         if recalibrate is not None:
             extra = _gather(model, states, weights, batches(recalibrate))
         stages = (_chain(model) if fast and recalibrate is None else None) or [_stage(model)]
-        return _Walk(stages, states, weights, extra, loss).over(batches(data, chunk))
+        return _Walk(stages, states, weights, extra, batches(data, chunk)).losses(loss)
 
 
 class _Walk:
@@ -87,32 +87,34 @@ class _Walk:
         states: Sequence[State],
         weights: Sequence[Sequence[float]],
         extra: list[dict[str, torch.Tensor]],
-        loss: Loss | None,
+        data: Iterable[Batch],
     ) -> None:
-        self.states, self.weights, self.extra, self.loss = states, weights, extra, loss
+        self.states, self.weights, self.extra, self.data = states, weights, extra, data
         self.moving = {name for name, x in states[0].items() if not all(torch.equal(x, s[name]) for s in states[1:])}
         first = next((k for k, s in enumerate(stages) if self.moving & set(s.names.values())), len(stages))
         if len(stages) == 1:
             first = 0
         self.before, self.rest = stages[:first], stages[first:]
         self.affine = len(stages) > 1 and bool(self.rest) and type(self.rest[0].module) in AFFINE
-        self.keep = len(weights) * sum(states[0][name].nbytes for name in self.moving) <= ROOM
+        again = not (isinstance(data, list) and len(data) == 1)  # will points be visited more than once?
+        self.keep = again and len(weights) * sum(states[0][name].nbytes for name in self.moving) <= ROOM
         self.kept: dict[int, list[dict[str, torch.Tensor]]] = {}
         self.room: dict[str, torch.Tensor] = {}  # of tensors that are not kept: fresh memory costs more than the sum
         self.kinked = self.kinks()
         self.bytes_per_row = len(weights) * self.kinked[0][0][0].nbytes if self.kinked else 0
 
-    def over(self, data: Any) -> Found:
+    def losses(self, loss: Loss | None) -> Found:
+        """Mean losses at the points, and accuracies."""
         count, points = 0, len(self.weights)
         losses, right = [0.0] * points, [0.0] * points
         judged = True
-        for batch in data:
+        for batch in self.data:
             count += batch.rows
             answer = self.answers(batch)
             for p in range(points):
                 out = answer(p)
-                losses[p] += float(loss_in(out, batch, self.loss)) * batch.rows
-                hits = _hits(out, batch.targets, self.loss) if judged else None
+                losses[p] += float(loss_in(out, batch, loss)) * batch.rows
+                hits = _hits(out, batch.targets, loss) if judged else None
                 judged = hits is not None
                 right[p] += hits or 0.0
         found = torch.tensor(losses, dtype=torch.float64) / count
@@ -254,7 +256,7 @@ def _gather(
     found = [{name: make(states[0][name]) for name, make in fresh.items()} for _ in weights]
     if not fresh:
         return found
-    walk = _Walk([_stage(model)], states, weights, found, None)
+    walk = _Walk([_stage(model)], states, weights, found, data)
     momenta = [m.momentum for m in norms]
     try:
         for m in norms:
