@@ -11,6 +11,7 @@ after the run. `torch.optim.Muon` has no constraint; it is here because its user
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from nets import mlp
 from orthogonal_peers import geoopt_stiefel, geotorch_expm, muon, pogo, torch_parametrized
 from timing import Candidates, Run, Table, arguments, interleave
 
-SGD = "SGD, momentum"
+SGD, ALONE = "SGD, momentum", "the optimizer alone"
 LR = 0.1
 CASES = ("W1", "W2", "W3", "replicas", "bounded", "level")
 TEN, POINTS = 10, 500
@@ -152,26 +153,44 @@ def replicas(table: Table, rounds: int) -> None:
     table.add("10 × [2-100⁶-2]", interleave(calls, 3 * rounds, "replicas"))
 
 
+def large() -> nn.Sequential:
+    """795,000 parameters, with gradients."""
+    model = mlp(784, 1000, 10)
+    for param in model.parameters():
+        param.grad = 1e-3 * torch.randn_like(param)
+    return model
+
+
 def bounded(table: Table, rounds: int) -> None:
     """Circle and sphere on the 795,000 parameters of 784-1000-10."""
     opts: dict[str, tether.Optimizer] = {}
-
-    def net() -> nn.Sequential:
-        model = mlp(784, 1000, 10)
-        for param in model.parameters():
-            param.grad = 1e-3 * torch.randn_like(param)
-        return model
-
-    calls: Candidates = {SGD: torch.optim.SGD(net().parameters(), lr=1e-3, momentum=0.9, foreach=True).step}
+    calls: Candidates = {SGD: torch.optim.SGD(large().parameters(), lr=1e-3, momentum=0.9, foreach=True).step}
     for surface in ("circle", "sphere"):
         for kind in ("od", "ud"):
             for temperature in (0.0, 1e-6):
                 label = f"{surface}, {kind}, τ {'>' if temperature else '='} 0"
                 method = getattr(tether.methods, f"{surface}_cola_{kind}")
-                opts[label] = method(net(), lr=1e-2, radius=1.0, temperature=temperature)
+                opts[label] = method(large(), lr=1e-2, radius=1.0, temperature=temperature)
                 calls[label] = opts[label].step
     times = interleave(calls, rounds, "bounded")
     table.add("784-1000-10", times, violation={label: float(opt.violation()) for label, opt in opts.items()})
+
+
+def around(table: Table, rounds: int) -> None:
+    """`tether.constrain` around optimizers of torch, on the same parameters."""
+    bases: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "AdamW": torch.optim.AdamW,
+        SGD: partial(torch.optim.SGD, momentum=0.9),
+        "SGD": torch.optim.SGD,
+    }
+    for base, make in bases.items():
+        calls: Candidates = {ALONE: make(large().named_parameters(), lr=1e-3, foreach=True).step}
+        opts: dict[str, torch.optim.Optimizer] = {}
+        for label, on in (("circle", tether.Circle()), ("sphere", tether.Sphere())):
+            opts[label] = tether.constrain(make(large().named_parameters(), lr=1e-3, foreach=True), {"*.weight": on})
+            calls[label] = opts[label].step
+        times = interleave(calls, rounds, base)
+        table.add(base, times, violation={label: tether.violation(opt) for label, opt in opts.items()})
 
 
 def level(table: Table, rounds: int) -> None:
@@ -209,6 +228,7 @@ def main() -> None:
             replicas(run.table("ten networks with orthogonal weights, whole training step", SGD), options.rounds)
         if "bounded" in options.only:
             bounded(run.table("bounded weights, update alone", SGD, "µs"), options.rounds)
+            around(run.table("bounded weights by tether.constrain, update alone", ALONE, "µs"), options.rounds)
         if "level" in options.only:
             level(run.table("rows of norm 1, update alone", "Sphere", "µs"), options.rounds)
     run.write()

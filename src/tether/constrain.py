@@ -130,8 +130,11 @@ class Kept:
             momenta = [optimizer.state[param].get(key) for param in stack.home]
             if all(isinstance(m, torch.Tensor) for m in momenta):
                 here = [local(m) for m in momenta]
-                flat = stack.surface.shadow(q, stack.gather(here), stack.shape)
-                stack.scattered(flat, here)()
+                lone = stack.window(here)
+                flat = stack.gather(here).contiguous() if lone is None else lone
+                stack.surface.shadow_(q, flat)
+                if lone is None:
+                    stack.scattered(flat, here)()
 
 
 def alike(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:

@@ -97,6 +97,35 @@ def test_on_the_surface_after_each_step_with_momentum_along_it(kind, name):
     assert (net[0].bias - biases).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["circle", "sphere", "sphere without slack", "orthogonal"])
+def test_momenta_are_projected_wherever_they_lie(name, count, layout):
+    """One weight of a shape is projected in place, several as a stack, others than contiguous ones in a copy."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Conv2d(4, 4, 3, padding=1) for _ in range(count)]).to(memory_format=layout)
+    opt = torch.optim.SGD(net.named_parameters(), lr=0.05, momentum=0.9)
+    tether.constrain(opt, {"*.weight": SURFACES[name]()})
+    for i in range(3):
+        opt.zero_grad()
+        net(normal(2, 4, 5, 5, seed=i, dtype=torch.float32)).square().mean().backward()
+        before = [opt.state[layer.weight].get("momentum_buffer", torch.zeros(1)).clone() for layer in net]
+        opt.step()
+        for layer, m in zip(net, before, strict=True):
+            w, grad, after = layer.weight.detach(), layer.weight.grad, opt.state[layer.weight]["momentum_buffer"]
+            v = (0.9 * m + grad).double()
+            if name == "circle":
+                expected = v * (1 - (w.double() / 0.4) ** 2)
+            elif name == "orthogonal":
+                q, u = tall(w.double()), tall(v)
+                flat = u - 0.5 * q @ (u.mT @ q + q.mT @ u)
+                expected = (flat if w.flatten(1).shape[0] >= w.flatten(1).shape[1] else flat.mT).reshape(w.shape)
+            else:
+                rows, u = w.flatten(1).double(), v.flatten(1)
+                expected = (u - rows * (rows * u).sum(1, keepdim=True) / 0.49).view_as(w)
+            assert (after - expected).abs().max() <= 1e-6 * max(1.0, float(v.abs().max()))
+
+
 @pytest.mark.parametrize("name", ["orthogonal", "sphere", "sphere without slack"])
 def test_adam_makes_no_giant_steps_behind_units_that_are_off(name):
     """Their weights have no gradient, so no second moment: a projected first moment would be divided by nearly 0."""

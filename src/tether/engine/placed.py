@@ -89,6 +89,12 @@ class Stack:
         stacked = torch.stack(list(tensors)).detach().to(self.wide)
         return stacked.flatten(0, 1) if self.lanes.batched else stacked
 
+    def window(self, tensors: Tensors) -> torch.Tensor | None:
+        """As `gather`, but to write to: the only tensor itself. None where there are several, or it lies otherwise."""
+        if len(tensors) > 1 or self.joint or tensors[0].dtype is not self.wide or not tensors[0].is_contiguous():
+            return None
+        return tensors[0] if self.lanes.batched else tensors[0].unsqueeze(0)
+
     def scattered(self, values: torch.Tensor, tensors: Tensors) -> Write:
         """The write that takes a stack back into such tensors."""
         if self.joint:

@@ -150,9 +150,9 @@ class Circle(Surface):
     def along(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         return torch.cos(q) * self.tangent(q, v)
 
-    def shadow(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    def shadow_(self, q: torch.Tensor, v: torch.Tensor) -> None:
         """cos² q v."""
-        return torch.cos(q).square_().mul_(v)
+        v.mul_(torch.cos(q).square_())
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotation by ωh = p h/r; the angle is kept within (−π, π]."""

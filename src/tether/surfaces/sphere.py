@@ -193,10 +193,10 @@ class Sphere(Surface):
         u = u - w * ((w * u).sum(-1, keepdim=True) / (r * r))
         return torch.nn.functional.pad(u, (0, 1)) if self.keeps else u
 
-    def shadow(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    def shadow_(self, q: torch.Tensor, v: torch.Tensor) -> None:
         """The same of the rows alone: what lies in parameter space has no part along the slack variable."""
         w, r, u = q[..., :-1] if self.slack else q, self.parts(q)[1], self.rows(v)
-        return torch.addcmul(u, w, (w * u).sum(-1, keepdim=True) / (r * r), value=-1).view(-1, *shape)
+        u.addcmul_(w, (w * u).sum(-1, keepdim=True) / (r * r), value=-1)
 
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
         """Great circle: rotation in the plane of q and p by |p|h/r."""

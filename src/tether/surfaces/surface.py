@@ -164,9 +164,9 @@ class Surface(ABC):
         """The part along Σ of a vector of the surrounding space, as a vector in parameter space."""
         return self.lower(self.tangent(q, v), shape)
 
-    def shadow(self, q: torch.Tensor, v: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """The part along Σ of a vector in parameter space, seen there."""
-        return self.along(q, self.lift(v), shape)
+    def shadow_(self, q: torch.Tensor, v: torch.Tensor) -> None:
+        """Leave of contiguous vectors in parameter space their part along Σ, seen there, in place."""
+        v.copy_(self.along(q, self.lift(v), v.shape[1:]))
 
     @abstractmethod
     def drift(self, q: torch.Tensor, p: torch.Tensor, h: Time) -> tuple[torch.Tensor, torch.Tensor]:
