@@ -78,7 +78,7 @@ class BetweenClasses(Experiment):
     labels of MNIST's own test images, on which people agree, tell how often one network errs and how often any of nine.
 
     The networks are the thesis's but for sizes that it does not give, or that are smaller here: 8 channels, doubled
-    once, and linear layers of 128 and 64 nodes; transformers 64 wide on patches of 7 × 7 pixels. Targets are lower (98
+    once, and linear layers of 128 and 64 nodes; transformers 64 wide on patches of 7 × 7 pixels. Targets are lower (97
     % at most), step sizes twice as large, the DCGAN has 16 features for 64. Groups of one kind have 2 networks for 10.
     Accuracy is that on 2,000 test images for 10,000. Convolutional networks compute in bfloat16 where the processor
     does (`precision`), with weights in float32.
@@ -96,7 +96,7 @@ class BetweenClasses(Experiment):
             | an MLP misclassifies the lowest number of images and is most certain (Figure 6.21)
     """
     targets: tuple[float, ...] = at(  # test accuracies
-        (97.0, 97.5, 98.0), quick=(15.0, 30.0), long=(97.5, 98.0, 98.5), full=(97.5, 98.0, 98.5)
+        (95.0, 96.0, 97.0), quick=(15.0, 30.0), long=(97.5, 98.0, 98.5), full=(97.5, 98.0, 98.5)
     )
     within: float = at(0.05, quick=15.0)  # points of a target
     seeds: int = at(2, quick=2, long=10, full=10)  # networks in a group of one kind (Figure 6.21)
@@ -108,7 +108,7 @@ class BetweenClasses(Experiment):
     images: int = at(60_000, quick=500)  # to train on
     test: int = at(2000, quick=100, long=10_000, full=10_000)
     lr: float = at(1e-3, long=5e-4, full=5e-4)
-    patience: int = at(3000, quick=4, long=20_000, full=50_000)  # steps of a network, at most
+    patience: int = at(6000, quick=4, long=20_000, full=50_000)  # steps of a network, at most
     every: int = at(40, quick=2, long=20, full=10)  # steps between two looks at the test accuracy
     hidden: int = at(500, quick=20)  # nodes of each hidden layer of the perceptrons
     channels: int = at(8, quick=2, full=32)  # of the first two convolutions
@@ -181,14 +181,12 @@ class BetweenClasses(Experiment):
         return {"probabilities": probabilities, "labels": labels, "steps": steps, "accuracies": accuracies}
 
     def verdict(self, results: Results, names: list[str], k: int, people: Any = None) -> Verdict | None:
-        """Of the networks of these pieces at target k; None if fewer than two reached it."""
+        """Of the networks of these pieces at target k; None if one of them did not reach it."""
         found = [results[name] for name in names]
-        reached = np.concatenate([one["steps"][:, k] >= 0 for one in found])
-        if reached.sum() < 2:
+        if any((one["steps"][:, k] < 0).any() for one in found):
             return None
         probabilities, labels, right = (
-            np.concatenate([one[key][:, k] for one in found])[reached]
-            for key in ("probabilities", "labels", "accuracies")
+            np.concatenate([one[key][:, k] for one in found]) for key in ("probabilities", "labels", "accuracies")
         )
         truth = digits(False, self.test)[1][None].numpy()
         between = agreement(probabilities.argmax(-1), people, probabilities)
@@ -209,32 +207,38 @@ class BetweenClasses(Experiment):
         groups = [found[name][k] for name in self.groups_of(kind)]
         return [100 * one.between.models.disagreement for one in groups if one is not None] or [float("nan")]
 
+    def common(self, found: dict[str, list[Verdict | None]]) -> list[int]:
+        """The targets that all groups of equal networks have reached."""
+        groups = [found[name] for kind in self.kinds for name in self.groups_of(kind)]
+        return [k for k in range(len(self.targets)) if all(one[k] is not None for one in groups)]
+
     def claims(self, results: Results) -> Found:
         found = self.verdicts(results)
         nine = [one for one in found["nine"] if one is not None]
         if not nine:
-            yield from [("no two networks reached a target accuracy", undecided("none did"))] * 5
+            yield from [("not all nine networks reached a target accuracy", undecided("they did not"))] * 5
             return
         two = [100 * v.between.disagreement.mean for v in nine]
         any_two = [100 * v.between.models.disagreement for v in nine]
         one, any_one = [100 * v.test.error.mean for v in nine], [100 * v.test.group_error for v in nine]
-        count = f"{len(nine[-1].between.models.labels)} networks"
         levels = ", ".join(f"{v.accuracy:.1f} %" for v in nine)
         said = f"{percentages(two)} % for two, {percentages(any_two)} % for nine, at test accuracies {levels}"
-        yield said, yes(all(b > 2 * a for a, b in zip(two, any_two, strict=True)), f"twice as many or more; {count}")
+        yield said, yes(all(b > 2 * a for a, b in zip(two, any_two, strict=True)), "more than twice as many")
         said = f"{percentages(one)} % each, {percentages(any_one)} % together, of MNIST's test images"
-        yield said, yes(all(b > 2 * a for a, b in zip(one, any_one, strict=True)), f"more than twice as many; {count}")
-        ends = {kind: [self.shares(found, kind, k) for k in (0, len(self.targets) - 1)] for kind in self.kinds}
-        falls = {kind: less(b, a) for kind, (a, b) in ends.items() if len(a) == len(b)}
-        falls["nine"] = yes(any_two == sorted(any_two, reverse=True), percentages(any_two))
+        yield said, yes(all(b > 2 * a for a, b in zip(one, any_one, strict=True)), "more than twice as many")
+        falls = {"nine": yes(any_two == sorted(any_two, reverse=True), percentages(any_two))}
+        common = self.common(found)
+        ends = {kind: [self.shares(found, kind, k) for k in (common[0], common[-1])] for kind in self.kinds if common}
+        falls |= {kind: less(b, a) for kind, (a, b) in ends.items() if len(common) > 1}
+        if len(common) < 2:
+            falls["equal ones"] = undecided(f"{len(common)} of the targets were reached by all of them")
         said = "; ".join(f"{kind}s {plus_minus(a)} to {plus_minus(b)} %" for kind, (a, b) in ends.items())
-        yield f"{percentages(any_two)} % for nine; equal ones: {said}", every(falls)
+        yield f"{percentages(any_two)} % for nine; equal ones: {said or 'none'}", every(falls)
         yield self.sure(nine[-1].between)
         kinds = {kind: b for kind, (_, b) in ends.items()}
-        yield (
-            ", ".join(f"{kind}s {plus_minus(x)} %" for kind, x in kinds.items()),
-            less(kinds["MLP"], kinds["CNN"], apart="other networks"),
-        )
+        said = ", ".join(f"{kind}s {plus_minus(x)} %" for kind, x in kinds.items())
+        fewer = less(kinds["MLP"], kinds["CNN"], apart="other networks") if kinds else undecided("no common target")
+        yield said or "none", fewer
 
     def sure(self, top: Agreement) -> tuple[str, Judgement]:
         """How sure the networks are where they agree and where they do not."""

@@ -100,7 +100,7 @@ class People(Experiment):
     def claims(self, results: Results) -> Found:
         nine = [one.between for one in results["verdicts"]["nine"] if one] if "verdicts" in results else []
         if not nine:
-            why = results.get("missing", "no two networks reached a target accuracy")
+            why = results.get("missing", "not all nine networks reached a target accuracy")
             yield from [("not measured", undecided(why))] * 8
             return
         one, together = [100 * v.error.mean for v in nine], [100 * v.group_error for v in nine]
