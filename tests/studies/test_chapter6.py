@@ -233,6 +233,29 @@ def test_types_of_images_with_people(monkeypatch):
     assert (one.test.error.mean, one.test.group_error) == pytest.approx((1 / 6, 1 / 3))
 
 
+def test_networks_are_compared_at_targets_that_all_reached(monkeypatch):
+    """Two groups of each kind, three targets: one perceptron misses the last one, so the second is the highest."""
+    monkeypatch.setattr(between_classes, "digits", lambda train, count: (None, torch.tensor([1, 1])))
+    study = between_classes.BetweenClasses(targets=(1.0, 2.0, 3.0), groups=2)
+    rng = np.random.default_rng(0)
+
+    def piece(count: int, missed: int = 0) -> dict:
+        steps = np.ones((count, 3))
+        steps[0, 3 - missed :] = -1
+        labels, chances = np.ones((count, 3, 2), dtype=int), rng.dirichlet(np.ones(10), (count, 3, 5))
+        return {"steps": steps, "labels": labels, "probabilities": chances, "accuracies": np.ones((count, 3))}
+
+    results = {f"{kind}{i + 1}": piece(1) for kind in between_classes.KINDS for i in range(3)}
+    results |= {f"{kind}s, group {i + 1}": piece(2) for kind in ("MLP", "CNN") for i in range(2)}
+    results["MLPs, group 2"] = piece(2, missed=1)
+    found = study.verdicts(results)
+    assert [one is None for one in found["MLPs, group 2"]] == [False, False, True]
+    assert study.common(found) == [0, 1]
+    assert all("nan" not in measured for measured, _ in study.claims(results))
+    results["ViT2"] = piece(1, missed=3)  # then there are no nine at any target
+    assert {one.verdict for _, one in study.claims(results)} == {"not decided"}
+
+
 def test_a_network_judges_when_it_is_near_a_target(monkeypatch):
     """Accuracies of 20 images are multiples of 5 %: within 4 points of 10 and 40 are 10 and 40 alone.
 
