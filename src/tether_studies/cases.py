@@ -11,12 +11,12 @@ from torch import nn
 from tether_studies.blocks import Training, halved, lines, train
 from tether_studies.drawing import WHOLE
 from tether_studies.experiment import Experiment, Lab, Results
-from tether_studies.judges import Judgement
-from tether_studies.lines import ACCURACY, gathered, graded, state_of
+from tether_studies.judges import Judgement, more
+from tether_studies.lines import ACCURACY, LOW, gathered, graded, state_of
 from tether_studies.quantities import within
 
 __all__ = ["BARE_HIGH", "BARE_LOW", "SLOW_HIGH", "SLOW_LOW", "Case", "Cases", "by_block", "higher", "split", "walls"]
-__all__ += ["resisting"]
+__all__ += ["resisting", "taller"]
 
 SLOW_HIGH, SLOW_LOW = "h = 0.01 for resisting", "h = 0.01 for others"
 BARE_HIGH, BARE_LOW = "no decay for resisting", "no decay for others"
@@ -89,6 +89,11 @@ def split(base: Case, high: Sequence[str], blocks: Iterable[str]) -> dict[str, C
 def walls(found: Results, blocks: Sequence[str]) -> np.ndarray:
     """The mean height of the blocks' barriers, run by run."""
     return np.mean([found[f"{block}: barriers"] for block in blocks], axis=0)
+
+
+def taller(a: Results, b: Results, blocks: Sequence[str]) -> Judgement:
+    """Are the blocks' barriers higher in a? Not held where they differ by less than what counts as a barrier."""
+    return more(walls(a, blocks), walls(b, blocks), least=LOW)
 
 
 def by_block(found: Results, blocks: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ many nets have their least test loss before α = 1. Shapes are a view of them wi
 """
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from tether_studies.study import Results
 
 __all__ = ["ACCURACY", "BARRIER", "DISTANCE", "RISE", "SHAPES", "TENTH", "TOLERANCE", "UPTURN", "State", "all_are"]
 __all__ += [
+    "LOW",
     "by_layer",
     "climb",
     "counted",
@@ -38,6 +40,7 @@ __all__ += [
 
 State = dict[str, torch.Tensor]
 SLACK, FLAT = 0.02, 0.5  # of the largest loss on a line; of its length
+LOW = SLACK * math.log(10)  # climbs that are no barriers, where the largest loss is that of a guess among ten classes
 TOLERANCE = f"a barrier climbs by more than {100 * SLACK:g} % of the largest loss"
 SHAPES = Quantity("shapes", lambda one: one["shapes"], show=lambda shapes: counted(shapes))
 BARRIER, DISTANCE = of_key("barriers", "barrier", 2), of_key("distance", "distance", 2)

@@ -16,10 +16,11 @@ from tether_studies.cases import (
     higher,
     resisting,
     split,
+    taller,
     walls,
 )
 from tether_studies.experiment import Figures, Found, Lab, Results, Table, at, study
-from tether_studies.judges import every, less, plus_minus, yes
+from tether_studies.judges import every, plus_minus, yes
 from tether_studies.lines import ACCURACY, DISTANCE, SHAPES, all_are
 from tether_studies.quantities import tabulated
 
@@ -115,7 +116,7 @@ class VGGLayers(Cases):
         yield f"{told[BASE]}; without BatchNorm {told[UNNORMED]}", every({"with": bent, "without": straight})
         heights = {name: walls(found[name], high) for name in (SLOW_HIGH, BASE)}
         said = " against ".join(plus_minus(x, 2) for x in heights.values())
-        gone = {"barriers": less(heights[SLOW_HIGH], heights[BASE]), "accuracy": higher(found, BASE, SLOW_HIGH)}
+        gone = {"barriers": taller(found[BASE], found[SLOW_HIGH], high), "accuracy": higher(found, BASE, SLOW_HIGH)}
         yield f"{right[SLOW_HIGH]} against {right[BASE]} %, barriers {said}", every(gone)
         for low, slow, none in ((SLOW_LOW, SLOW_HIGH, SLOW), (BARE_LOW, BARE_HIGH, BARE)):
             said = f"{right[low]} % with it for {', '.join(high)}, {right[slow]} % with it for the others"
