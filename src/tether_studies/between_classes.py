@@ -74,14 +74,14 @@ class BetweenClasses(Experiment):
 
     A small DCGAN learns MNIST; straight ways between the codes of ten digits give 15 × 11 images (6.4). Perceptrons,
     convolutional networks and vision transformers as in §6.2.6.1, three of each, are trained until their test accuracy
-    is within 0.05 points of a target, and judge the images. What needs people who judge them too is table-6.7. The
-    labels of MNIST's own test images, on which people agree, tell how often one network errs and how often any of nine.
+    is near a target, and judge the images. What needs people who judge them too is table-6.7. The labels of MNIST's own
+    test images, on which people agree, tell how often one network errs and how often any of nine.
 
     The networks are the thesis's but for sizes that it does not give, or that are smaller here: 8 channels, doubled
     once, and linear layers of 128 and 64 nodes; transformers 64 wide on patches of 7 × 7 pixels. Targets are lower (97
     % at most), step sizes twice as large, the DCGAN has 16 features for 64. Groups of one kind have 2 networks for 10.
-    Accuracy is that on 2,000 test images for 10,000. Convolutional networks compute in bfloat16 where the processor
-    does (`precision`), with weights in float32.
+    Accuracy is that on 2,000 test images for 10,000, and near is within 0.15 points for 0.05. Convolutional
+    networks compute in bfloat16 where the processor does (`precision`), with weights in float32.
     """
 
     says = """
@@ -98,7 +98,7 @@ class BetweenClasses(Experiment):
     targets: tuple[float, ...] = at(  # test accuracies
         (96.0, 96.5, 97.0), quick=(15.0, 30.0), long=(97.5, 98.0, 98.5), full=(97.5, 98.0, 98.5)
     )
-    within: float = at(0.05, quick=15.0)  # points of a target
+    within: float = at(0.15, quick=15.0, long=0.05, full=0.05)  # points of a target
     seeds: int = at(2, quick=2, long=10, full=10)  # networks in a group of one kind (Figure 6.21)
     groups: int = at(4, quick=2, full=10)
     kinds: tuple[str, ...] = at(("MLP", "CNN"), full=KINDS)  # in Figure 6.21
