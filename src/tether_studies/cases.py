@@ -61,9 +61,9 @@ class Cases(Experiment):
         return {x: graded({key.removeprefix("net: "): gathered(cases[x], key) for key in keys[x]}) for x in cases}
 
 
-def higher(found: Mapping[str, Results], a: str, b: str) -> Judgement:
-    """Has a the higher accuracy?"""
-    return ACCURACY.more(found, a, b)[1]
+def higher(found: Mapping[str, Results], a: str, b: str, least: float = 0.0) -> Judgement:
+    """Has a the higher accuracy? `least` is that of the judge."""
+    return ACCURACY.more(found, a, b, least=least)[1]
 
 
 def resisting(base: Results, blocks: Sequence[str]) -> list[str]:
