@@ -111,10 +111,10 @@ class Prose(Experiment):
     steps: int = at(10_000, quick=100, full=20_000)
     turn: int = at(2_000, quick=50)  # until when outer points move the weights more
     records: int = at(100, quick=10)
-    line_runs: int = at(20, quick=2, full=100)
+    line_runs: int = at(20, quick=2, long=100, full=100)
     line_steps: int = at(20_000, quick=50)
     points: int = at(51, quick=11)  # of a line
-    batch_runs: int = at(6, quick=2, full=20)
+    batch_runs: int = at(6, quick=2, long=30, full=30)
     batch_steps: int = at(20_000, quick=20, full=50_000)
     nodes: int = at(100, quick=10)
     batches: tuple[int, ...] = at((10, 20, 50, 100), quick=(10, 50))
