@@ -22,6 +22,7 @@ WAYS = [(i, i + 1) for i in range(9)] + [(0, 9)] + [(i, i + 5) for i in range(5)
 POINTS = 11
 KINDS = ("MLP", "CNN", "ViT")
 NEAR, CLOSE = 1.0, 5  # points from a target at which accuracy is looked at every so many steps
+PAST, LOOKS = 2.0, 3  # a network so many points above all that it missed, so often in a row, will not come back
 
 
 @lru_cache(2)
@@ -158,7 +159,7 @@ class BetweenClasses(Experiment):
             torch.manual_seed(seed + i)
             net = network(kind, self.hidden, self.channels, self.patch, self.width)
             opt, batch = optimizer(kind, variant, net.parameters(), self.lr)
-            near = False
+            near, past = False, 0
             for step in range(1, self.patience + 1):
                 chosen = torch.randint(len(x), (batch,))
                 shown = shifted(x[chosen]) if kind == "CNN" and variant == 2 else x[chosen]
@@ -176,7 +177,8 @@ class BetweenClasses(Experiment):
                 for k in ((steps[i] < 0) & reached).nonzero()[:, 0].tolist():
                     probabilities[i, k], labels[i, k] = predicted(net, images).softmax(1), said
                     steps[i, k], accuracies[i, k] = step, right
-                if bool((steps[i] >= 0).all()):
+                past = past + 1 if bool((right - targets[steps[i] < 0] > PAST).all()) else 0
+                if past == LOOKS or bool((steps[i] >= 0).all()):
                     break
         return {"probabilities": probabilities, "labels": labels, "steps": steps, "accuracies": accuracies}
 
