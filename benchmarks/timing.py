@@ -24,6 +24,10 @@ from typing import Any
 import torch
 
 import tether
+from tether_studies.precision import usable
+
+if not usable():  # products in bfloat16 would end the process (docs/gotchas.md)
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 Candidates = dict[str, Callable[[], object]]
 Times = Mapping[str, list[float]]
