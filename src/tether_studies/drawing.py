@@ -119,4 +119,6 @@ def lines(
         axis.spines[["top", "right"]].set_visible(False)
         if found:
             axis.legend(fontsize=7)
+    for empty in panels.flat[len(groups) :]:
+        empty.set_axis_off()
     return figure, panels

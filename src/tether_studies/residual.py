@@ -119,8 +119,8 @@ class Orthogonal(Experiment):
     """
     columns = (TRAINING, LOSS, ACCURACY)
     caption = "{runs} runs of {epochs} epochs on {images:,} images"
-    runs: int = at(3, quick=2, long=8, full=5)
-    epochs: int = at(24, quick=3, full=150)
+    runs: int = at(3, quick=2, long=5, full=5)
+    epochs: int = at(24, quick=3, long=150, full=150)
     images: int = at(2000, quick=100, full=50_000)
     tests: int = at(2000, quick=100, full=10_000)
     precision: str = at("float32", long="auto", full="auto")  # of convolutions: bfloat16 where the processor has it
