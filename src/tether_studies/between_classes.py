@@ -180,7 +180,8 @@ class BetweenClasses(Experiment):
                 past = past + 1 if bool((right - targets[steps[i] < 0] > PAST).all()) else 0
                 if past == LOOKS or bool((steps[i] >= 0).all()):
                     break
-        return {"probabilities": probabilities, "labels": labels, "steps": steps, "accuracies": accuracies}
+        answers = {"probabilities": probabilities, "labels": labels, "truth": y_test.to(torch.int8)}
+        return answers | {"steps": steps, "accuracies": accuracies}
 
     def verdict(self, results: Results, names: list[str], k: int, people: Any = None) -> Verdict | None:
         """Of the networks of these pieces at target k; None if one of them did not reach it."""
@@ -190,9 +191,8 @@ class BetweenClasses(Experiment):
         probabilities, labels, right = (
             np.concatenate([one[key][:, k] for one in found]) for key in ("probabilities", "labels", "accuracies")
         )
-        truth = digits(False, self.test)[1][None].numpy()
         between = agreement(probabilities.argmax(-1), people, probabilities)
-        return Verdict(between, agreement(labels, truth), float(right.mean()))
+        return Verdict(between, agreement(labels, found[0]["truth"][None]), float(right.mean()))
 
     def verdicts(self, results: Results, people: Any = None) -> dict[str, list[Verdict | None]]:
         """At every target: of the nine different networks, and of each group of equal ones; against people if given."""

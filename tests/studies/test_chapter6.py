@@ -222,20 +222,18 @@ def test_fifteen_ways_with_every_digit_on_three():
     assert all(ends.count(digit) == 3 for digit in range(10))
 
 
-def test_types_of_images_with_people(monkeypatch):
+def test_types_of_images_with_people():
     """Two networks, four images: they agree on the first two; people agree on the first and the last."""
-    monkeypatch.setattr(between_classes, "digits", lambda train, count: (None, torch.tensor([1, 1, 1])))
     said = np.array([[0, 1, 2, 3], [0, 1, 5, 4]])
     piece = {"probabilities": np.eye(10)[said][:, None], "steps": np.ones((2, 1)), "accuracies": np.ones((2, 1))}
-    results = {"MLPs": {**piece, "labels": np.array([[[1, 1, 1]], [[1, 2, 1]]])}}
+    results = {"MLPs": {**piece, "labels": np.array([[[1, 1, 1]], [[1, 2, 1]]]), "truth": np.array([1, 1, 1])}}
     one = between_classes.BetweenClasses().verdict(results, ["MLPs"], 0, people=[[0, 1, 2, 3], [0, 2, 3, 3]])
     assert (one.between.type_a, one.between.type_b, one.between.type_c) == (0.25, 0.5, 0.25)
     assert (one.test.error.mean, one.test.group_error) == pytest.approx((1 / 6, 1 / 3))
 
 
-def test_networks_are_compared_at_targets_that_all_reached(monkeypatch):
+def test_networks_are_compared_at_targets_that_all_reached():
     """Two groups of each kind, three targets: one perceptron misses the last one, so the second is the highest."""
-    monkeypatch.setattr(between_classes, "digits", lambda train, count: (None, torch.tensor([1, 1])))
     study = between_classes.BetweenClasses(targets=(1.0, 2.0, 3.0), groups=2)
     rng = np.random.default_rng(0)
 
@@ -243,7 +241,8 @@ def test_networks_are_compared_at_targets_that_all_reached(monkeypatch):
         steps = np.ones((count, 3))
         steps[0, 3 - missed :] = -1
         labels, chances = np.ones((count, 3, 2), dtype=int), rng.dirichlet(np.ones(10), (count, 3, 5))
-        return {"steps": steps, "labels": labels, "probabilities": chances, "accuracies": np.ones((count, 3))}
+        said = {"labels": labels, "truth": np.ones(2, dtype=int), "probabilities": chances}
+        return said | {"steps": steps, "accuracies": np.ones((count, 3))}
 
     results = {f"{kind}{i + 1}": piece(1) for kind in between_classes.KINDS for i in range(3)}
     results |= {f"{kind}s, group {i + 1}": piece(2) for kind in ("MLP", "CNN") for i in range(2)}

@@ -66,14 +66,12 @@ def judged(said, targets, images):
     for i, labels in enumerate(said):
         sure[i, :, np.arange(images), labels] = 0.82
     shape = (len(said), len(targets))
-    return {"probabilities": sure, "labels": np.zeros((*shape, 3), int), "steps": np.ones(shape)} | {
-        "accuracies": np.ones(shape)
-    }
+    found = {"probabilities": sure, "labels": np.zeros((*shape, 3), int), "truth": np.zeros(3, int)}
+    return found | {"steps": np.ones(shape), "accuracies": np.ones(shape)}
 
 
 def test_tables_come_of_what_table_6_5_found_and_a_file(tmp_path, monkeypatch):
     """Networks differ on the first 33 images, people on the first 66: none of type A, a fifth of type C."""
-    monkeypatch.setattr(between_classes, "digits", lambda train, count: (None, torch.zeros(3, dtype=torch.long)))
     monkeypatch.setattr("tether_studies.runner._lacking", lambda job: "")
     study, images = find("table-6.5"), people.IMAGES
     lab = Lab(study, study.at("quick"), folder_of(Job("table-6.5", "quick", tmp_path)), 0)
