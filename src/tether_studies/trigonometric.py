@@ -66,7 +66,7 @@ class Trigonometric(Experiment):
     label = ("", "method")
     columns = (TIMES, FINAL, Quantity("test loss, end", LOSS.take, LOSS.digits))
     caption = "{runs} runs"
-    runs: int = at(6, quick=2, long=20, full=20)
+    runs: int = at(6, quick=2, long=100, full=100)
     nodes: int = at(100, quick=20)
     three_steps: int = at(20_000, quick=50, long=80_000, full=80_000)
     five_steps: int = at(50_000, quick=50, long=100_000, full=100_000)

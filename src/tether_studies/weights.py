@@ -87,7 +87,7 @@ class Weights(Experiment):
     """
     columns = (ACCURACY, WORST, BEST, given("thesis", "thesis %"), ZEROS)
     caption = "{runs} runs of {steps:,} steps"
-    runs: int = at(100, quick=4, long=500, full=1000)
+    runs: int = at(100, quick=4, long=2000, full=2000)
     steps: int = at(10_000, quick=100)
 
     def run(self, lab: Lab) -> Results:
