@@ -11,7 +11,7 @@ from torch import nn
 from tether_studies.blocks import Training, halved, lines, train
 from tether_studies.drawing import WHOLE
 from tether_studies.experiment import Experiment, Lab, Results
-from tether_studies.judges import Judgement, more
+from tether_studies.judges import POINT, Judgement, more
 from tether_studies.lines import ACCURACY, LOW, gathered, graded, state_of
 from tether_studies.quantities import within
 
@@ -61,7 +61,7 @@ class Cases(Experiment):
         return {x: graded({key.removeprefix("net: "): gathered(cases[x], key) for key in keys[x]}) for x in cases}
 
 
-def higher(found: Mapping[str, Results], a: str, b: str, least: float = 0.0) -> Judgement:
+def higher(found: Mapping[str, Results], a: str, b: str, least: float = POINT) -> Judgement:
     """Has a the higher accuracy? `least` is that of the judge."""
     return ACCURACY.more(found, a, b, least=least)[1]
 

@@ -1,5 +1,6 @@
 """What chapter 3 says in its text, without a figure: equipartition, inside and outside of the spiral, batch sizes."""
 
+import math
 from functools import partial
 from itertools import product
 from typing import Any
@@ -12,8 +13,8 @@ import tether
 from tether.measure import gradient_noise, linear_path, thermometer
 from tether_studies.drawing import draw_curves, draw_means, subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, at, recipe, study
-from tether_studies.judges import every, less, more, near, plus_minus
-from tether_studies.lines import state_of
+from tether_studies.judges import POINT, every, less, more, near, plus_minus
+from tether_studies.lines import SLACK, state_of
 from tether_studies.planar import Sets, Task, each, learn, outputs, scores, starts
 from tether_studies.quantities import against, crossed, listed, within
 
@@ -111,10 +112,10 @@ class Prose(Experiment):
     steps: int = at(10_000, quick=100, full=20_000)
     turn: int = at(2_000, quick=50)  # until when outer points move the weights more
     records: int = at(100, quick=10)
-    line_runs: int = at(20, quick=2, long=100, full=100)
+    line_runs: int = at(20, quick=2, long=400, full=400)
     line_steps: int = at(20_000, quick=50)
     points: int = at(51, quick=11)  # of a line
-    batch_runs: int = at(6, quick=2, long=30, full=30)
+    batch_runs: int = at(6, quick=2, long=100, full=100)
     batch_steps: int = at(20_000, quick=20, full=50_000)
     nodes: int = at(100, quick=10)
     batches: tuple[int, ...] = at((10, 20, 50, 100), quick=(10, 50))
@@ -223,7 +224,7 @@ class Prose(Experiment):
         equal = pulled(two["AdLaLa"], 0, self.turn)
         yield f"{plus_minus(equal, 2)} times as far outside, until step {self.turn:,}", near(equal, 1.0, 0.25)
         heights = {name: [results["line", data, name]["height"] for data in reversed(LINES)] for name in LINED}
-        yield against(less, heights, 3, apart="the data differ")
+        yield against(less, heights, 3, apart="the data differ", least=SLACK * math.log(2))
         ours = self.batches[1 if len(self.batches) > 2 else 0]
         said, judged = self.leads(results, ours)
         yield said, judged
@@ -235,7 +236,7 @@ class Prose(Experiment):
     def leads(self, results: Results, batch: int) -> tuple[str, Any]:
         """Is AdLaLa ahead of the others' best step sizes, run by run?"""
         found = {name: self.best(results, name, batch) for name in ("AdLaLa", *SIZES)}
-        judged = {name: more(found["AdLaLa"], found[name]) for name in SIZES}
+        judged = {name: more(found["AdLaLa"], found[name], least=POINT) for name in SIZES}
         return f"batches of {batch}: {listed(found, 1, ' %')}", every(judged)
 
     def spreads(self, results: Results) -> tuple[str, Any]:
@@ -244,7 +245,7 @@ class Prose(Experiment):
         for name in ("AdLaLa", "SGD", "Adam"):
             cells = np.stack([self.best(results, name, b) for b in self.batches])
             found[name] = cells.max(0) - cells.min(0)
-        judged = {name: less(found["AdLaLa"], found[name]) for name in ("SGD", "Adam")}
+        judged = {name: less(found["AdLaLa"], found[name], least=POINT) for name in ("SGD", "Adam")}
         return f"range over the sizes: {listed(found, 1, ' points')}", every(judged)
 
     def tables(self, results: Results) -> list[Table]:
