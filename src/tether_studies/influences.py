@@ -111,7 +111,7 @@ class Influences(Cases):
     label = "case"
     columns = (SHAPES, ACCURACY, DISTANCE)
     caption = "Means ± standard errors"
-    runs: int = at(4, quick=2, long=10, full=10)
+    runs: int = at(4, quick=2, long=20, full=20)
     width: int = at(8, quick=2, full=64)
     images: int = at(2500, quick=128, full=50_000)
     fewer: int = at(500, quick=64, full=5000)
