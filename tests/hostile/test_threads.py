@@ -1,5 +1,7 @@
 """Two threads with an optimizer each, or a build each: the numbers are those of one thread after the other."""
 
+import copy
+import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -241,3 +243,65 @@ def test_a_lock_that_an_interrupt_has_left_closed_does_not_stop_a_step():
         assert not asking.is_alive()
     finally:
         tether.native._lock = threading.RLock()
+
+
+NETWORKS = {
+    "under vmap": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 2)), {}, (1, 8, 8)),
+    "in turn": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 2)), {"vmap": False}, (1, 8, 8)),
+    "recurrent": (lambda: nn.Sequential(nn.RNN(3, 4), nn.Identity()), {}, (5, 3)),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), {}, (5, 8)),
+}
+
+
+def first(out):
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_replicas_that_two_threads_ask_answer_both(name):
+    factory, options, shape = NETWORKS[name]
+    ens = Replicas(factory, 3, **options)
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(3, 4, *shape, generator=generator) for _ in range(2)]
+    held = {key: x.clone() for key, x in ens.state_dict().items()}
+    want = [first(ens(x, each=True)).detach() for x in inputs]
+
+    def asked(i):
+        return lambda: [torch.equal(first(ens(inputs[i], each=True)), want[i]) for _ in range(30)]
+
+    def reads():
+        return [all(torch.equal(x, held[key]) for key, x in ens.state_dict().items()) for _ in range(30)]
+
+    assert all(all(found) for found in at_once([asked(0), asked(1), reads]))
+    assert all(torch.equal(x, held[key]) for key, x in ens.named_parameters())
+
+
+def test_attention_of_two_replicas_in_threads_leaves_torch_as_it_was():
+    ens = [Replicas(NETWORKS["attention"][0], 2, seed=seed) for seed in (0, 1)]
+    x = torch.randn(4, 5, 8)
+
+    def gradients(one):
+        def job():
+            found = []
+            for _ in range(10):
+                one.zero_grad()
+                one(x, each=False).square().sum().backward()
+                found.append(torch.cat([p.grad.flatten() for p in one.parameters()]))
+            return found
+
+        return job
+
+    alone = [gradients(one)()[0] for one in ens]
+    together = at_once([gradients(one) for one in ens])
+    assert all(torch.equal(x, want) for want, found in zip(alone, together, strict=True) for x in found)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_copies_of_replicas_do_not_wait_for_each_other():
+    ens = Replicas(NETWORKS["in turn"][0], 2, vmap=False)
+    x = torch.randn(4, 1, 8, 8)
+    for other in (copy.deepcopy(ens), pickle.loads(pickle.dumps(ens))):
+        with ens._turns.lock:
+            (out,) = at_once([lambda other=other: other(x, each=False)])
+        assert torch.equal(out, ens(x, each=False))

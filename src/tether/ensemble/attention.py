@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,12 +14,19 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["vmappable_attention"]
 
+_switch = threading.RLock()
+
 
 @contextmanager
 def vmappable_attention(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Attention by plain products: torch's fused kernels ignore gradients under vmap, or run one by one."""
-    fused = torch.backends.mha.get_fastpath_enabled()
+    """Attention by plain products: torch's fused kernels ignore gradients under vmap, or run one by one.
+
+    Torch has one switch for all threads, so they take turns.
+    """
     with ExitStack() as stack:
+        if not torch.compiler.is_compiling():
+            stack.enter_context(_switch)
+        fused = torch.backends.mha.get_fastpath_enabled()
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
         torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(Foldable())

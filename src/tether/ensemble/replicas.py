@@ -20,6 +20,7 @@ from tether.ensemble.attention import vmappable_attention
 from tether.ensemble.hooks import backward_hooked
 from tether.ensemble.products import Layer, each_by_layer, products, stages_of, suits
 from tether.ensemble.stacking import Factory, build_one, check_alike, facts, mark, tensors, with_tensors
+from tether.ensemble.turns import Turns, in_turns
 
 __all__ = ["Layer", "Replicas", "build", "layers_of", "template"]
 
@@ -101,7 +102,8 @@ class Replicas(nn.Module):
         """Share the tensors and submodules of a plain module: both hold the same objects."""
         self.replicas = replicas
         self.training = shell.training
-        self._dims: int | None = None  # dimensions dimensions of a shared input, once there was one
+        self._dims: int | None = None  # dimensions of a shared input, once there was one
+        self._turns = Turns()  # of threads: `functional_call` has other tensors in the module while it runs
         shared = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
         self.__dict__.update({name: getattr(shell, name) for name in shared})
         self.__dict__["_shell"] = shell  # past nn.Module, which would register it as a submodule
@@ -155,6 +157,7 @@ class Replicas(nn.Module):
         # The plain module is asked because attributes of this class could hide its submodules.
         return self._shell.get_submodule(target) if target else self
 
+    @in_turns
     def _all_at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], each: bool) -> Any:
         """The reference: the plain module under vmap."""
         leaves, spec = tree_flatten((args, kwargs))
@@ -186,6 +189,7 @@ class Replicas(nn.Module):
         given = iter(stacked)
         return tree_unflatten([next(given) if isinstance(x, torch.Tensor) else x for x in values], out_spec)
 
+    @in_turns
     def _in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any], each: bool) -> Any:
         """Replica by replica, for what vmap cannot run."""
         leaves, spec = tree_flatten((args, kwargs))
@@ -223,6 +227,7 @@ class Replicas(nn.Module):
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[i] for i in range(len(self)))
 
+    @in_turns
     def __getitem__(self, i: int) -> nn.Module:
         """Replica i as a plain module of its own, with copies of the values."""
         i = self._position(i)
@@ -235,6 +240,7 @@ class Replicas(nn.Module):
         """As `load`."""
         self.load(i, module)
 
+    @in_turns
     @torch.no_grad()
     def load(self, i: int, module: nn.Module) -> None:
         """Set replica i to the values of a plain module, in place."""
@@ -250,6 +256,7 @@ class Replicas(nn.Module):
         for name, x in mine.items():
             x[i].copy_(theirs[name])
 
+    @in_turns
     def subset(self, indices: int | slice | Sequence[int] | Sequence[bool] | torch.Tensor) -> Replicas:
         """These replicas as a `Replicas` of their own, with copies of the values; they keep their numbers."""
         chosen = self._positions(indices)
@@ -293,6 +300,12 @@ class Replicas(nn.Module):
         self._shell.train(mode)  # last, because the plain module may override it, e.g. to freeze statistics
         return self
 
+    @in_turns
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As for any module."""
+        return super().state_dict(*args, **kwargs)
+
+    @in_turns
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As for any module; the number of replicas must be the same."""
         for name, x in tensors(self).items():
@@ -319,6 +332,7 @@ class Replicas(nn.Module):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._turns = Turns()  # if the state is of before there were any
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         mark(self, self.replicas, stacked=True)
 
