@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tether
-from tether import Replicas, noise
+from tether import Replicas, measure, noise
 from tether.ensemble.private import private_stream
 from tether.ensemble.stacking import build_one
 
@@ -305,3 +305,18 @@ def test_copies_of_replicas_do_not_wait_for_each_other():
         with ens._turns.lock:
             (out,) = at_once([lambda other=other: other(x, each=False)])
         assert torch.equal(out, ens(x, each=False))
+
+
+def test_instruments_in_two_threads_leave_the_model_its_parameters():
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Dropout(0.5), nn.Linear(20, 3))
+    data = torch.randn(50, 6), torch.randint(3, (50,))
+    held, values = list(net.parameters()), [p.clone() for p in net.parameters()]
+    jobs = [lambda: measure.margin(net, data).margin, lambda: measure.gradient_noise(net, data, 5).noise]
+    jobs = [lambda job=job: [job() for _ in range(20)] for job in jobs]
+    alone, drawn = [job()[0] for job in jobs], torch.get_rng_state()
+    together = at_once([*jobs, *jobs])
+    assert all(x == want for want, found in zip(alone * 2, together, strict=True) for x in found)
+    assert all(x is p and torch.equal(x, y) for x, p, y in zip(net.parameters(), held, values, strict=True))
+    assert net.training
+    assert torch.equal(torch.get_rng_state(), drawn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,17 +13,26 @@ from torch import nn
 
 __all__ = ["untouched"]
 
+_turn = threading.RLock()
+
 
 @contextmanager
 def untouched(model: nn.Module, train: bool = False) -> Iterator[None]:
     """Run the block in eval mode, then restore modes, parameters, buffers, gradients and random states.
 
-    Afterwards the model holds the same tensors with the same values, also after an error.
+    Afterwards the model holds the same tensors with the same values, also after an error. Threads take turns: models
+    may share tensors, and random states are those of the process.
 
     Args:
         model: the model to measure.
         train: run in training mode instead, e.g. to compute BatchNorm's statistics.
     """
+    with _turn, _restored(model, train):
+        yield
+
+
+@contextmanager
+def _restored(model: nn.Module, train: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     held = [(x, x.data, x.detach().clone(), x.requires_grad, x.grad) for x in model.parameters()]
     grads = [None if grad is None else grad.detach().clone() for *_, grad in held]
