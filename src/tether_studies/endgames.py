@@ -72,11 +72,11 @@ class Endgames(Experiment):
     chess_nodes: tuple[int, ...] = at((500, 200), quick=(20, 10))
     chess_batch: int = at(1024, quick=200)
     chess_steps: int = at(1500, quick=20, long=6000, full=10_000)
-    chess_runs: int = at(3, quick=2, long=5, full=5)
+    chess_runs: int = at(3, quick=2, long=12, full=12)
     poker_nodes: tuple[int, ...] = at((200,), quick=(20,))
     poker_batch: int = at(500, quick=100)
     poker_steps: int = at(5000, quick=20, long=100_000, full=100_000)
-    poker_runs: int = at(5, quick=2)
+    poker_runs: int = at(5, quick=2, long=10, full=10)
     records: int = at(15, quick=4)
 
     def run(self, lab: Lab) -> Results:

@@ -112,7 +112,7 @@ class Prose(Experiment):
     steps: int = at(10_000, quick=100, full=20_000)
     turn: int = at(2_000, quick=50)  # until when outer points move the weights more
     records: int = at(100, quick=10)
-    line_runs: int = at(20, quick=2, long=400, full=400)
+    line_runs: int = at(20, quick=2, long=2000, full=2000)
     line_steps: int = at(20_000, quick=50)
     points: int = at(51, quick=11)  # of a line
     batch_runs: int = at(6, quick=2, long=100, full=100)
