@@ -153,7 +153,7 @@ class OtherStarts(Starts):
     label = "start"
     columns = (SHAPES, BARRIER, ACCURACY, DISTANCE)
     caption = "Means ± standard errors"
-    runs: int = at(4, quick=2, long=12, full=12)
+    runs: int = at(4, quick=2, long=20, full=20)
     width: int = at(8, quick=2, full=64)
     images: int = at(2500, quick=128, full=40_000)
     other: int = at(7500, quick=128, full=10_000)  # pictures to pre-train on
