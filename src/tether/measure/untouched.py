@@ -6,6 +6,8 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,21 +15,24 @@ from torch import nn
 
 __all__ = ["untouched"]
 
-_turn = threading.RLock()
+_one = threading.Lock()
+_turns = WeakKeyDictionary[nn.Module, Any]()  # a lock for each model that was measured
 
 
 @contextmanager
 def untouched(model: nn.Module, train: bool = False) -> Iterator[None]:
     """Run the block in eval mode, then restore modes, parameters, buffers, gradients and random states.
 
-    Afterwards the model holds the same tensors with the same values, also after an error. Threads take turns: models
-    may share tensors, and random states are those of the process.
+    Afterwards the model holds the same tensors with the same values, also after an error. Threads that measure one
+    model take turns.
 
     Args:
         model: the model to measure.
         train: run in training mode instead, e.g. to compute BatchNorm's statistics.
     """
-    with _turn, _restored(model, train):
+    with _one:
+        turn = _turns.setdefault(model, threading.RLock())
+    with turn, _restored(model, train):
         yield
 
 
