@@ -330,6 +330,19 @@ def test_a_checkpoint_of_another_point_is_refused(tmp_path):
         llc(net, data, mse_loss, **options)
 
 
+def test_each_replica_has_a_checkpoint_of_its_own(tmp_path):
+    ens = tether.Replicas(lambda: nn.Linear(3, 1), 4).subset([1, 3])
+    data, options = (torch.randn(20, 3), torch.zeros(20, 1)), {"lr": 0.1, "draws": 5}
+    with torch.no_grad():
+        for x in ens.parameters():  # the minimum
+            x.zero_()
+    for _ in range(2):
+        found = llc(ens, data, mse_loss, checkpoint=tmp_path / "run.pt", **options)
+        assert {path.name for path in tmp_path.iterdir()} == {"run-1.pt", "run-3.pt"}
+        for one, alone in zip(found, ens, strict=True):
+            assert torch.equal(one.draws, llc(alone, data, mse_loss, **options).draws)
+
+
 def test_the_line_and_the_picture():
     import matplotlib as mpl
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from torch import nn
@@ -26,7 +27,7 @@ class Measure(Protocol[P, R]):
     def __call__(self, model: nn.Module, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
-def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P, R]]:
+def each(*states: str, file: str = "") -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P, R]]:
     """Let a function of a module also take `tether.Replicas`; it then returns a list with one result per replica.
 
     >>> @each()
@@ -38,6 +39,7 @@ def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P
     Args:
         states: names of the arguments that are state dicts. A state dict of all replicas, with the replica as first
             axis of every tensor, is sliced. One of a single network is used for all.
+        file: the name of the argument that is a file. Replica 3 has "run-3.pt" where "run.pt" is given.
     """
 
     def decorate(measure: Callable[Concatenate[Any, P], R]) -> Measure[P, R]:
@@ -51,12 +53,17 @@ def each(*states: str) -> Callable[[Callable[Concatenate[Any, P], R]], Measure[P
             given = signature.bind(model, *args, **kwargs).arguments
             name = next(iter(given))
             # an iterator is read once, for all replicas
-            shared = {key: list(x) if isinstance(x, Iterator) else x for key, x in given.items() if key != name}
+            shared: dict[str, Any] = {
+                key: list(x) if isinstance(x, Iterator) else x for key, x in given.items() if key != name
+            }
             extra = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
             shared.update(shared.pop(extra, {}))
             results = []
             for i, one in enumerate(model):
                 mine = {key: _slice(shared[key], i, one) for key in states if key in shared}
+                if shared.get(file) is not None:
+                    path = Path(shared[file])
+                    mine[file] = path.with_name(f"{path.stem}-{model.replicas[i]}{path.suffix}")
                 results.append(alone(one, **{**shared, **mine}))
             return results
 

@@ -73,7 +73,7 @@ class LearningCoefficient:
         return ax
 
 
-@each()
+@each(file="checkpoint")
 def llc(
     model: nn.Module,
     /,
@@ -134,6 +134,7 @@ def llc(
             `tether.methods.langevin`.
         seed: of noise and minibatches.
         checkpoint: a file, as in `tether.train`: a run that was killed and is called again ends with the same bits.
+            Each of `Replicas` has its own: replica 3 "run-3.pt" where "run.pt" is given.
         settings: of the optimizer, e.g. ``word="BAOAB"``, ``friction=``, ``metric=``, ``parts=``; SGLD without any.
     """
     draws, thin = whole_number("draws", draws, 2), whole_number("thin", thin, 1)
