@@ -300,7 +300,9 @@ class Prose(Experiment):
         low.set(title="kinetic temperature over τ", xlabel="steps", ylabel="⟨p²⟩/τ", yscale="log")
         low.legend()
         for name in (*SIZES, "AdLaLa"):
-            draw_means(last, self.batches, [self.best(results, name, b) for b in self.batches], label=name)
+            colour = f"C{list(METHODS).index(name)}"  # as in the other panels
+            found = [self.best(results, name, b) for b in self.batches]
+            draw_means(last, self.batches, found, label=name, color=colour)
         last.set(title="three turns", xlabel="points in a batch", ylabel="test accuracy %", xscale="log")
         last.legend()
         return {"prose": figure}
