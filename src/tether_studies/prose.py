@@ -301,8 +301,8 @@ class Prose(Experiment):
         low.legend()
         for name in (*SIZES, "AdLaLa"):
             colour = f"C{list(METHODS).index(name)}"  # as in the other panels
-            found = [self.best(results, name, b) for b in self.batches]
-            draw_means(last, self.batches, found, label=name, color=colour)
+            accuracies = [self.best(results, name, b) for b in self.batches]
+            draw_means(last, self.batches, accuracies, label=name, color=colour)
         last.set(title="three turns", xlabel="points in a batch", ylabel="test accuracy %", xscale="log")
         last.legend()
         return {"prose": figure}
