@@ -34,7 +34,7 @@ class PretrainedStarts(Experiment):
     twice, after pre-training with h = 0.001, dropped once (§6.1.3.1).
 
     The thesis has ResNet-18 (and ResNet-50 on CIFAR-100), all pictures, 100 epochs, batches of 128. Here MobileNetV2
-    learns 1,000 pictures, enlarged to 48 × 48 pixels, for 8 epochs in batches of 32. Its blocks are the layers of one
+    learns 1,000 pictures of 32 × 32 pixels for 8 epochs in batches of 32. Its blocks are the layers of one
     resolution, features 1–3, 4–6, 7–13, 14–18. Convolutions compute in bfloat16 where the processor does (`precision`),
     with weights and momenta in float32.
     """
@@ -54,7 +54,7 @@ class PretrainedStarts(Experiment):
     runs: int = at(4, quick=2, long=5, full=10)
     images: int = at(1000, quick=32, long=5000, full=50_000)
     test: int = at(500, quick=20, full=10_000)
-    size: int = at(48, quick=32, full=64)  # pixels of a side
+    size: int = at(32, full=64)  # pixels of a side
     epochs: int = at(8, quick=1, long=10, full=100)
     batch: int = at(32, long=128, full=128)
     points: int = at(16, quick=3, full=51)
