@@ -15,7 +15,7 @@ from torch import nn
 
 __all__ = ["untouched"]
 
-_one = threading.Lock()
+_one = threading.RLock()
 _turns = WeakKeyDictionary[nn.Module, Any]()  # a lock for each model that was measured
 
 
