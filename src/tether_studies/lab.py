@@ -49,6 +49,11 @@ class Lab:
         """What a piece on another machine needs; who watches and who holds the lock stays here."""
         return vars(self) | {"_lock": None, "where": Processes(), "watch": unwatched}
 
+    @property
+    def shelf(self) -> Path:
+        """The folder in which other studies have theirs."""
+        return self.folder.parents[1]
+
     def open(self) -> None:
         """Take the folder; if it holds what was done under another config, take one beside it."""
         wanted, reasons = {"seed": self.seed, **asdict(self.config)}, []

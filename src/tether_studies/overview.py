@@ -15,7 +15,7 @@ from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, l
 from tether_studies.other_starts import CONVOLUTIONAL, PARTIAL, PLAIN, RANDOM, SCRATCH, TOP, often
 from tether_studies.pretrained_starts import PRETRAINED
 from tether_studies.pretrained_starts import SCRATCH as AFRESH
-from tether_studies.replay import Absent, replayed
+from tether_studies.replay import Absent, largest
 
 CODES = {"monotone": "NB", "barrier": "B", "plateau": "P", "not finite": "∞"}
 COLOURS = {"NB": "#3a7d44", "B": "#c2452d", "P": "#4c78b0", "∞": "#888888"}
@@ -116,8 +116,8 @@ def shaped(row: Row, shapes: Counter[str], base: Results, cases: Mapping[str, Re
 class Overview(Experiment):
     """the shape of a line and the test accuracy change independently of each other
 
-    The interventions of Table 6.1, from what fig-6.2, fig-6.4, fig-6.5, fig-6.6 and fig-6.17 have found at the same
-    scale in the same folder. Nothing is trained: run it again after them.
+    The interventions of Table 6.1, from what fig-6.2, fig-6.4, fig-6.5, fig-6.6 and fig-6.17 have found, each at the
+    largest scale that was run in the same folder. Nothing is trained: run it again after them.
 
     NB is no barrier, B a barrier, P a plateau, H-LB and L-LB are higher and lower barriers of layers. A shape is as
     printed if most lines have it; partial pre-training is that of trained networks. Where the thesis says H-LB of a
@@ -131,7 +131,7 @@ class Overview(Experiment):
         found: Results = {}
         for name in dict.fromkeys(row.study for row in ROWS):
             try:
-                config, results = replayed(lab, name)
+                config, results = largest(lab, name)
                 found[name] = config.tabled(results)
             except Absent as absent:
                 found[name] = absent

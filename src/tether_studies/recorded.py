@@ -21,10 +21,10 @@ class NotRecorded(LookupError):
 
 
 class Recorded(Lab):
-    """A lab whose pieces were done elsewhere: it does none itself."""
+    """A lab whose pieces were done elsewhere: it does none. Its shelf holds runs, or what was published of them."""
 
-    def __init__(self, study: Study, config: Any, seed: int, known: Pieces) -> None:
-        super().__init__(study, config, Path("recorded"), seed)
+    def __init__(self, study: Study, config: Any, seed: int, known: Pieces, shelf: Path = Path()) -> None:
+        super().__init__(study, config, shelf / study.name / "recorded", seed)
         self.known = known
 
     def pieces(self, asked: Mapping[Any, Callable[[], Results]]) -> dict[Any, Results]:

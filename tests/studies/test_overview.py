@@ -6,9 +6,10 @@ import pytest
 from tether_studies import find, overview
 from tether_studies.lab import Lab
 from tether_studies.lines import graded
-from tether_studies.replay import Absent, replayed
-from tether_studies.report import results
-from tether_studies.runner import Job, folder_of, run_one
+from tether_studies.recorded import Recorded
+from tether_studies.replay import Absent, largest, replayed
+from tether_studies.report import publish, results
+from tether_studies.runner import Job, conclude, folder_of, run_one
 
 FALLS, BUMP = np.linspace(2, 0, 6), np.array([1.0, 3.0, 3.0, 2.0, 1.0, 0.0])
 
@@ -48,11 +49,10 @@ def test_runs_without_counterparts_are_not_compared():
         overview.effect(row("NB", "Better"), {"base": base, "case": case})
 
 
-@pytest.fixture
-def fig_6_5(tmp_path):
-    """A study that was run: accuracy 50 from scratch, 40 and a barrier with a block from random labels."""
-    study = find("fig-6.5")
-    lab = Lab(study, study.at("quick"), folder_of(Job("fig-6.5", "quick", tmp_path)), 0)
+def fig_6_5(out, scale, accuracy):
+    """A study that was run: this accuracy from scratch, 10 less and a barrier with a block from random labels."""
+    study, job = find("fig-6.5"), Job("fig-6.5", scale, out)
+    lab = Lab(study, study.at(scale), folder_of(job), 0)
     lab.open()
 
     def piece(i):
@@ -60,29 +60,63 @@ def fig_6_5(tmp_path):
         for decay in lab.config.decays:
             for block in ("scratch", "B1", "B2", "B3", "B4"):
                 name, line = f"{decay:g}, {block}: ", FALLS if block == "scratch" else BUMP
-                accuracy = (50.0 if block == "scratch" else 40.0) + i
-                found |= {f"{name}losses": line[None], f"{name}accuracy": accuracy, f"{name}distance": 1.0}
+                right = accuracy + i - (0.0 if block == "scratch" else 10.0 + i % 2)
+                found |= {f"{name}losses": line[None], f"{name}accuracy": right, f"{name}distance": 1.0}
         return found
 
-    lab.pieces({f"run {i}": lambda i=i: piece(i) for i in range(lab.config.runs)})
+    found = lab.pieces({f"run {i}": lambda i=i: piece(i) for i in range(lab.config.runs)})
+    conclude(study, lab, job, found)
     lab.close()
-    return tmp_path
 
 
-def test_the_table_is_made_from_what_other_studies_wrote(fig_6_5):
-    run_one(Job("overview", "quick", fig_6_5))
-    (found,) = results(fig_6_5)
-    rows = {one[1]: one[2:4] for one in found["tables"][0]["rows"]}
+def rows_of(result):
+    return {one[1]: one[2:4] for one in result["tables"][0]["rows"]}
+
+
+def test_the_table_is_made_from_what_other_studies_wrote(tmp_path):
+    fig_6_5(tmp_path, "quick", 50.0)
+    run_one(Job("overview", "quick", tmp_path))
+    rows = rows_of(results(tmp_path)[-1])
     assert len(rows) == len(overview.ROWS) == 15
-    assert rows["partial random label pre-training"] == ["8 B", ", ".join(["-10.0 ± 0.0"] * 4)]
-    assert rows["depth"] == ["–", "fig-6.6 has not been run here: tether run fig-6.6 --quick"]
+    assert rows["partial random label pre-training"] == ["8 B", ", ".join(["-10.5 ± 0.5"] * 4)]
+    assert rows["depth"] == ["–", "fig-6.6 has not been run to its end here: tether run fig-6.6"]
 
 
-def test_a_study_that_is_not_done_is_absent(fig_6_5):
-    lab = Lab(find("overview"), find("overview").at("quick"), fig_6_5 / "overview" / "quick", 0)
-    config, found = replayed(lab, "fig-6.5")
-    assert config == find("fig-6.5").at("quick")
-    assert sorted(found) == ["run 0", "run 1"]
-    next((fig_6_5 / "fig-6.5" / "quick" / "pieces").glob("run 1*")).unlink()
-    with pytest.raises(Absent, match=r"fig-6\.5 has not been run to its end"):
-        replayed(lab, "fig-6.5")
+def test_what_is_published_is_made_from_what_is_published(tmp_path):
+    """A longer run of another study changes the overview that stands beside it, without a run of the overview."""
+    out, docs = tmp_path / "out", tmp_path / "docs"
+    fig_6_5(out, "default", 50.0)
+    run_one(Job("overview", "default", out))
+    publish(results(out), docs)
+    assert rows_of(results(docs)[-1])["partial random label pre-training"][0] == "16 B"
+    fig_6_5(out, "long", 60.0)
+    publish(results(out / "none", docs), docs)
+    assert rows_of(results(docs)[-1])["partial random label pre-training"][0] == "16 B"
+    publish(results(out, docs), docs)
+    assert rows_of(results(docs)[-1])["partial random label pre-training"][0] == "48 B"
+    config = find("overview").at("default")
+    found = find("overview").run(config, Recorded(find("overview"), config, 0, {}, docs))
+    assert found["fig-6.5"]["0", "scratch"]["accuracy"].tolist() == [60.0 + i for i in range(12)]
+
+
+def test_a_study_that_is_not_done_is_absent(tmp_path):
+    fig_6_5(tmp_path, "quick", 50.0)
+    lab = Lab(find("overview"), find("overview").at("quick"), tmp_path / "overview" / "quick", 0)
+    for read in (replayed, largest):
+        config, found = read(lab, "fig-6.5")
+        assert config == find("fig-6.5").at("quick")
+        assert sorted(found) == ["run 0", "run 1"]
+    next((tmp_path / "fig-6.5" / "quick" / "pieces").glob("run 1*")).unlink()
+    for read in (replayed, largest):
+        with pytest.raises(Absent, match=r"fig-6\.5 has not been run to its end"):
+            read(lab, "fig-6.5")
+    with pytest.raises(Absent, match=r"fig-6\.6 has not been run here: tether run fig-6\.6 --quick"):
+        replayed(lab, "fig-6.6")
+
+
+def test_labels_of_people_belong_to_the_images_of_one_scale(tmp_path):
+    fig_6_5(tmp_path, "quick", 50.0)
+    fig_6_5(tmp_path, "default", 60.0)
+    lab = Lab(find("table-6.7"), find("table-6.7").at("quick"), tmp_path / "table-6.7" / "quick", 0)
+    assert replayed(lab, "fig-6.5")[0].runs == 2
+    assert largest(lab, "fig-6.5")[0].runs == 4

@@ -41,7 +41,7 @@ def publish(found: list[Result], folder: Path) -> None:
     written = []
     for result in decisive(found):
         name, pieces = result["name"], recorded(result)
-        record, pictures = anew(result, pieces)
+        record, pictures = anew(result, pieces, folder)
         names = {x if x.startswith(f"{name}-") else f"{name}-{x}": content for x, content in pictures.items()}
         for picture, content in names.items():
             with whole(folder / picture) as file:
@@ -63,20 +63,23 @@ def recorded(result: Result) -> dict[str, Results]:
     return read_pieces(beside) if beside.exists() else {}
 
 
-def anew(result: Result, pieces: dict[str, Results]) -> tuple[Result, dict[str, bytes]]:
-    """A result as the study concludes it now, and its pictures; without pieces only its texts are those of now."""
+def anew(result: Result, pieces: dict[str, Results], shelf: Path) -> tuple[Result, dict[str, bytes]]:
+    """A result as the study concludes it now, and its pictures; without pieces only its texts are those of now.
+
+    `shelf` has the results of others, for a study that is made of them.
+    """
     study = studies().get(result["name"])
     kept = {name: (result["folder"] / name).read_bytes() for name in result["figures"]}
     if study is None:
         return result, kept
     try:
         config = study.at(result["scale"], **result["config"])
-        results = study.run(config, Recorded(study, config, result["seed"], pieces)) if pieces else {}
+        results = study.run(config, Recorded(study, config, result["seed"], pieces, shelf))
     except (NotRecorded, TypeError) as error:
+        if not pieces and isinstance(error, NotRecorded):
+            return result | retold(study, config, result), kept
         note(f"{result['name']} stays as it was judged: {error}")
         return result, kept
-    if not pieces:
-        return result | retold(study, config, result), kept
     return result | concluded(study, config, result["scale"], results), drawn(study, config, results)
 
 
