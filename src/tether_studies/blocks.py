@@ -98,7 +98,7 @@ def norm_groups(net: nn.Module, block: str) -> dict[str, list[str]]:
 
 def halved(train: bool, first: int, last: int) -> Pair:
     """CIFAR-10's pictures from the first to the last, 16 × 16."""
-    x, y = pictures(train, 50_000)
+    x, y = pictures(train, last)
     return avg_pool2d(x[first:last], 2), y[first:last]
 
 

@@ -282,12 +282,12 @@ class RandomBlocks(Starts):
     label = ("decay", "block from random labels")
     columns = (SHAPES, BARRIER, ACCURACY, DISTANCE)
     caption = "Means ± standard errors"
-    runs: int = at(4, quick=2, long=8, full=10)
-    width: int = at(8, quick=2, long=16, full=64)
-    images: int = at(2500, quick=128, long=5000, full=40_000)
+    runs: int = at(4, quick=2, long=12, full=12)
+    width: int = at(8, quick=2, full=64)
+    images: int = at(2500, quick=128, full=40_000)
     test: int = at(2000, quick=50, full=5000)
-    epochs: int = at(30, quick=1, long=51, full=100)
-    noisy: int = at(200, quick=10, long=400, full=500)  # epochs on random labels, at most
+    epochs: int = at(30, quick=1, full=100)
+    noisy: int = at(200, quick=10, full=500)  # epochs on random labels, at most
     points: int = at(26, quick=4, full=51)
     decays: tuple[float, ...] = (0.0, 1e-4, 5e-4)
     precision: str = "auto"

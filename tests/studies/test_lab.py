@@ -266,6 +266,19 @@ def test_the_pages_are_up_to_date():
     assert what_holds(results(RESULTS)) in (root / "README.md").read_text()
 
 
+def test_every_verdict_that_is_not_held_is_explained():
+    """docs/studies.md has a paragraph for each study with a claim that does not hold, and a row for each open one."""
+    page = (RESULTS.parent / "studies.md").read_text()
+    _, _, failing = page.partition("\n## Where a claim does not hold\n")
+    failing, _, undecided = failing.partition("\n## What is not decided\n")
+    for one in results(RESULTS):
+        verdicts = {claim["verdict"] for claim in one["claims"]}
+        if "not held" in verdicts:
+            assert f"\n- **{one['name']}**" in failing, f"{one['name']}: what was varied, what would make it hold?"
+        if "not decided" in verdicts:
+            assert f"\n| {one['name']} |" in undecided, f"{one['name']}: with which command, in how many hours?"
+
+
 # Studies that have another config than their committed results, or none yet: they wait for the next long run.
 WAITING: set[str] = set()
 
