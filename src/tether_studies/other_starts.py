@@ -34,12 +34,24 @@ from tether_studies.lines import (
 )
 from tether_studies.precision import casting
 
-__all__ = ["CONVOLUTIONAL", "PARTIAL", "PLAIN", "RANDOM", "SCRATCH", "TOP", "OtherStarts", "RandomBlocks", "often"]
+__all__ = [
+    "BARRED",
+    "CONVOLUTIONAL",
+    "PARTIAL",
+    "PLAIN",
+    "RANDOM",
+    "SCRATCH",
+    "TOP",
+    "OtherStarts",
+    "RandomBlocks",
+    "often",
+]
 
 CONVOLUTIONAL = BLOCKS[:4]
 BASE, PLAIN = "scratch", "scratch, no decay"
 PRETRAINED, RANDOM = "pre-trained", "random labels, no decay"
 TOP, BEFORE, AFTER = "top", "before the top", "after the top"
+BARRED = "scratch, no decay, runs with a barrier"
 PARTIAL = {block: f"trained but {block}" for block in CONVOLUTIONAL}
 STARTS = [BASE, PLAIN, PRETRAINED, RANDOM, TOP, BEFORE, AFTER, *PARTIAL.values()]
 PUBLISHED = {  # accuracies in Table 6.3, and their ±
@@ -195,12 +207,13 @@ class OtherStarts(Starts):
         return transplant(train(net, other, self.usual(augment=True), seed + 1), fresh, "fc.*")
 
     def tabled(self, results: Results) -> dict[str, Results]:
-        """By start, of the runs that have it: those from the top of a barrier are fewer."""
-        having = {name: [one for one in results.values() if f"{name}: accuracy" in one] for name in STARTS}
+        """By start, of the runs that have it: those from the top of a barrier are fewer and have their own base."""
+        runs = {name: (name, [one for one in results.values() if f"{name}: accuracy" in one]) for name in STARTS}
+        runs[BARRED] = PLAIN, runs[TOP][1]
         return {
-            name: graded({key: gathered(runs, f"{name}: {key}") for key in KEYS})
-            for name, runs in having.items()
-            if runs
+            name: graded({key: gathered(having, f"{start}: {key}") for key in KEYS})
+            for name, (start, having) in runs.items()
+            if having
         }
 
     def claims(self, results: Results) -> Found:
@@ -217,24 +230,21 @@ class OtherStarts(Starts):
         heights, barred = found[PLAIN]["barriers"], int((found[PLAIN]["shapes"] == "barrier").sum())
         some = yes(True, f"{barred} of {self.runs} runs") if barred else undecided("in no run")
         yield f"{told[PLAIN]}, the highest rises by {heights.max():.2f}", some
-        yield from self.on_the_line(results, found)
+        yield from self.on_the_line(found)
         said = ", ".join(f"{block} {right[name]}" for block, name in PARTIAL.items())
         lower = {block: higher(found, BASE, name) for block, name in PARTIAL.items()}
         yield f"{said} %, {right[BASE]} % from scratch", often(lower)
 
-    def on_the_line(self, results: Results, found: dict[str, Results]) -> Found:
+    def on_the_line(self, found: dict[str, Results]) -> Found:
         """Starts at, before and after the top of a barrier, against those runs from scratch that have one."""
         if TOP not in found:
             yield from [("no line has a barrier to start from", undecided("barriers in no run"))] * 2
             return
-        having = [one for one in results.values() if f"{TOP}: accuracy" in one]
-        own = {PLAIN: graded({key: gathered(having, f"{PLAIN}: {key}") for key in KEYS})}
-        own |= {name: found[name] for name in (TOP, BEFORE, AFTER)}
-        right = {name: ACCURACY.cell(one) for name, one in own.items()}
+        right = {name: ACCURACY.cell(found[name]) for name in (BARRED, TOP, BEFORE, AFTER)}
         half = {name: (PUBLISHED[name][0] - PUBLISHED[PLAIN][0]) / 2 for name in (TOP, BEFORE, AFTER)}
-        better = {name: higher(own, name, PLAIN, least) for name, least in half.items()}
-        gone = {"accuracy": better[TOP], "no barrier": BARRIER.less(own, TOP, PLAIN, least=LOW)[1]}
-        yield f"{right[TOP]} against {right[PLAIN]} %; {SHAPES.cell(own[TOP])}", every(gone)
+        better = {name: higher(found, name, BARRED, least) for name, least in half.items()}
+        gone = {"accuracy": better[TOP], "no barrier": BARRIER.less(found, TOP, BARRED, least=LOW)[1]}
+        yield f"{right[TOP]} against {right[BARRED]} %; {SHAPES.cell(found[TOP])}", every(gone)
         said = ", ".join(f"{name} {right[name]} %" for name in (BEFORE, AFTER))
         yield said, every({name: better[name] for name in (BEFORE, AFTER)})
 

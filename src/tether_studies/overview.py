@@ -11,8 +11,21 @@ from tether_studies.cases import SLOW_HIGH, walls
 from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Results, Table, study
 from tether_studies.influences import ALL, DEEPER, FEWER, STILL, UNNORMED
-from tether_studies.judges import HELD, NOT_HELD, UNDECIDED, Judgement, every, less, mean_error, more, undecided, yes
-from tether_studies.other_starts import CONVOLUTIONAL, PARTIAL, PLAIN, RANDOM, SCRATCH, TOP, often
+from tether_studies.judges import (
+    HELD,
+    NOT_HELD,
+    POINT,
+    UNDECIDED,
+    Judgement,
+    every,
+    less,
+    mean_error,
+    more,
+    undecided,
+    yes,
+)
+from tether_studies.lines import LOW
+from tether_studies.other_starts import BARRED, CONVOLUTIONAL, PARTIAL, PLAIN, RANDOM, SCRATCH, TOP, often
 from tether_studies.pretrained_starts import PRETRAINED
 from tether_studies.pretrained_starts import SCRATCH as AFRESH
 from tether_studies.replay import Absent, largest
@@ -50,7 +63,7 @@ FIXED = tuple(f"fixed h = {rate:g}" for rate in (0.1, 0.001))
 ROWS = (
     Row(START, "pre-train the full model", "NB", "Better", "fig-6.4", (PRETRAINED,), AFRESH),
     Row(START, "pre-train on random labels", "H-LB", "Worse", "fig-6.2", (RANDOM,), PLAIN, of_the_line),
-    Row(START, "start at the height of the barrier", "NB", "Better", "fig-6.2", (TOP,), PLAIN),
+    Row(START, "start at the height of the barrier", "NB", "Better", "fig-6.2", (TOP,), BARRED),
     Row(START, "partial (pre-)training", "B/NB/P", "Often worse", "fig-6.2", tuple(PARTIAL.values()), "scratch"),
     Row(
         *(START, "partial random label pre-training", "B/NB", "Often worse", "fig-6.5"),
@@ -92,7 +105,7 @@ def effect(row: Row, found: Mapping[Any, Results]) -> Effect:
         raise Absent(f"{row.study}: not every run of {row.base!r} has a counterpart in {', '.join(cases)}")
     shapes = Counter(CODES[str(shape)] for one in cases.values() for shape in one["shapes"])
     judge = more if "etter" in row.accuracy else less
-    judged = {name: judge(right(one), right(base)) for name, one in cases.items()}
+    judged = {name: judge(right(one), right(base), least=POINT) for name, one in cases.items()}
     accuracy = often(judged) if row.accuracy.startswith("Often") else every(judged)
     gains = np.array([np.asarray(right(one)) - right(base) for one in cases.values()])
     return Effect(shapes, gains, shaped(row, shapes, base, cases), accuracy)
@@ -107,7 +120,8 @@ def shaped(row: Row, shapes: Counter[str], base: Results, cases: Mapping[str, Re
         parts["lines"] = yes(2 * fitting > shapes.total(), f"{fitting} of {shapes.total()} are {' or '.join(known)}")
     for code, judge in (("H-LB", more), ("L-LB", less)):
         if code in printed and row.heights is not None:
-            parts[code] = every({name: judge(row.heights(one), row.heights(base)) for name, one in cases.items()})
+            tall = row.heights(base)
+            parts[code] = every({name: judge(row.heights(one), tall, least=LOW) for name, one in cases.items()})
     whole, verdicts = every(parts), {one.verdict for one in parts.values()}
     return whole._replace(verdict=next(x for x in (HELD, UNDECIDED, NOT_HELD) if x in verdicts))
 
