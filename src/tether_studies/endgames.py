@@ -1,6 +1,7 @@
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -27,6 +28,17 @@ GAMES: dict[str, dict[str, Recipe]] = {
     },
 }
 CLASSES, FIGURES = {"chess": 18, "poker": 10}, {"chess": "3.18", "poker": "3.19"}
+AT_ONCE = {"chess": 12, "poker": 10}  # runs in a piece
+KEYS = ("accuracy", "loss")
+
+
+def called(*names: Any, first: int = 0) -> str:
+    """How a piece is called that begins with this run.
+
+    >>> called("chess", "Adam"), called("chess", first=12)
+    ('chess, Adam', 'chess, runs from 12')
+    """
+    return ", ".join([*names, *([f"runs from {first}"] if first else [])])
 
 
 def best(found: Results) -> str:
@@ -72,23 +84,37 @@ class Endgames(Experiment):
     chess_nodes: tuple[int, ...] = at((500, 200), quick=(20, 10))
     chess_batch: int = at(1024, quick=200)
     chess_steps: int = at(1500, quick=20, long=6000, full=10_000)
-    chess_runs: int = at(3, quick=2, long=12, full=12)
+    chess_runs: int = at(3, quick=2, long=18, full=18)
     poker_nodes: tuple[int, ...] = at((200,), quick=(20,))
     poker_batch: int = at(500, quick=100)
     poker_steps: int = at(5000, quick=20, long=100_000, full=100_000)
-    poker_runs: int = at(5, quick=2, long=10, full=10)
+    poker_runs: int = at(5, quick=2, long=20, full=20)
     records: int = at(15, quick=4)
 
     def run(self, lab: Lab) -> Results:
-        pairs = [(game, name) for game, methods in GAMES.items() for name in methods]
-        return lab.each(pairs, lambda pair: self.learn(lab, *pair))
+        """What all runs of a method found, by (game, method), with the run as the last axis."""
+        todo = {
+            (game, method, first): partial(self.learn, lab, game, method, first)
+            for game in GAMES
+            for first in range(0, getattr(self, f"{game}_runs"), AT_ONCE[game])
+            for method in GAMES[game]
+        }
+        done = lab.pieces({called(*names, first=first): work for (*names, first), work in todo.items()})
+        found: dict[Any, list[Results]] = {}
+        for game, method, first in todo:
+            found.setdefault((game, method), []).append(done[called(game, method, first=first)])
+        return {
+            name: {"epochs": parts[0]["epochs"]} | {key: np.concatenate([x[key] for x in parts], -1) for key in KEYS}
+            for name, parts in found.items()
+        }
 
-    def learn(self, lab: Lab, game: str, method: str) -> Results:
-        """All runs of a method at once, each from its own start and with its own minibatches."""
+    def learn(self, lab: Lab, game: str, method: str, first: int) -> Results:
+        """Some runs of a method at once, each from its own start and with its own minibatches."""
         nodes, batch, steps, runs = (getattr(self, f"{game}_{field}") for field in ("nodes", "batch", "steps", "runs"))
+        runs = min(AT_ONCE[game], runs - first)
         data, (x, y) = split(game, self.rows, lab.named_seed(f"split of {game}"))
         widths = (x.shape[1], *nodes, CLASSES[game])
-        nets = tether.Replicas(lambda: perceptron(*widths), runs, seed=lab.named_seed(game))
+        nets = tether.Replicas(lambda: perceptron(*widths), runs, seed=lab.named_seed(called(game, first=first)))
 
         @torch.no_grad()
         def test(step: int, model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -96,7 +122,8 @@ class Endgames(Experiment):
             losses = cross_entropy(out.flatten(0, 1), y.repeat(runs), reduction="none").view(runs, -1)
             return {"accuracy": 100 * (out.argmax(2) == y).float().mean(1), "loss": losses.mean(1)}
 
-        seed, place = lab.named_seed(f"minibatches of {game}"), lab.checkpoint((game, method))
+        seed = lab.named_seed(f"minibatches of {called(game, first=first)}")
+        place = lab.checkpoint(called(game, method, first=first))
         options: dict[str, Any] = {"log_every": max(1, steps // self.records), "callbacks": [test], "seed": seed}
         opt = GAMES[game][method](nets, seed)
         log = tether.train(nets, opt, data, steps=steps, batch=batch, checkpoint=place, progress=False, **options)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import tether
-from tether_studies import endgames, four_turns, spirals, trigonometric, weights
+from tether_studies import endgames, find, four_turns, spirals, trigonometric, weights
 from tether_studies.experiment import recipe
+from tether_studies.lab import Lab
 from tether_studies.planar import Task, learn, on_grid, outputs, scores, starts
 
 TASK = Task("spiral", {"turns": 4.0}, nodes=7, train=40, test=30, batch=10)
@@ -118,6 +119,34 @@ def test_the_split_shuffles_and_scales(monkeypatch):
     torch.testing.assert_close(both.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(both.std(0), torch.ones(2))
     assert torch.equal(both[:, 0].argsort(), labels.argsort())  # rows and labels stay together
+
+
+def test_more_runs_of_the_endgames_keep_those_that_were_done(monkeypatch, tmp_path):
+    """Later runs are other pieces, with starts and minibatches of their own."""
+    x, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 10
+    for name in ("krkopt", "poker_hand"):
+        monkeypatch.setattr(tether.data, name, lambda: (x, y))
+    monkeypatch.setattr(endgames, "AT_ONCE", {"chess": 2, "poker": 2})
+    endgames.split.cache_clear()
+    found = {}
+    for runs in (2, 3):
+        config = find("fig-3.18").at("quick", chess_runs=runs, poker_runs=2, chess_batch=10, poker_batch=10)
+        lab = Lab(find("fig-3.18"), config, tmp_path / "fig-3.18" / f"{runs}", 0)
+        lab.open()
+        found[runs] = config.run(lab)
+        lab.close()
+    endgames.split.cache_clear()
+    assert {path.stem for path in (tmp_path / "fig-3.18" / "3" / "pieces").glob("chess, Adam*")} == {
+        "chess, Adam",
+        "chess, Adam, runs from 2",
+    }
+    for name, one in found[2].items():
+        more = found[3][name]
+        assert one["loss"].shape[1] == 2
+        assert more["loss"].shape[1] == (3 if name[0] == "chess" else 2)
+        np.testing.assert_array_equal(more["loss"][:, :2], one["loss"])
+    third = [found[3]["chess", method]["loss"][0] for method in endgames.GAMES["chess"]]
+    assert all(len(set(losses)) == 3 for losses in third)
 
 
 def test_the_mean_classifier_is_the_mean_of_probabilities():

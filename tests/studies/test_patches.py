@@ -1,10 +1,12 @@
 """Composite networks whose slow copy steps at every batch, and the network of Figure 5.1."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tether_studies.patches import FAST, SLOW, Twins, loss_of_both, twins, wide_resnet
+from tether_studies import find
+from tether_studies.patches import FAST, METHODS, READING, SETS, SLOW, Twins, loss_of_both, patched, twins, wide_resnet
 
 
 def test_both_copies_step_at_every_batch_and_are_merged_after_k():
@@ -38,3 +40,34 @@ def test_the_network_is_wrn_16_1():
     assert len(convolutions) + 1 == 14  # with two shortcuts of 1 × 1 it has 16 layers
     assert sum(p.numel() for p in net.parameters()) == 175_066
     assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_patches_lie_in_the_middle_and_tell_the_class(size):
+    x, y, draw = torch.ones(6, 3, size, size), torch.tensor([0, 0, 0, 1, 1, 1]), torch.Generator().manual_seed(1)
+    seen = patched(x.clone(), y, torch.zeros(6, dtype=torch.bool), 3, draw) - x
+    at = (size - 7) // 2
+    inside = seen[:, :, at : at + 7, at : at + 7]
+    assert seen.abs().sum().item() == pytest.approx(inside.abs().sum().item())
+    z = 1.25 * torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(3))
+    own = (inside - z).flatten(1)  # ±ζ of the class, each entry within 0.1
+    assert own.abs().max() <= 0.1 + 1e-6
+    for i, j in ((0, 1), (0, 2), (3, 4), (3, 5)):
+        assert torch.allclose(own[i], own[j], atol=1e-6) or torch.allclose(own[i], -own[j], atol=1e-6)
+    assert not torch.allclose(own[0].abs(), own[3].abs(), atol=1e-2)
+
+
+def test_nothing_is_said_about_patches_that_nobody_reads():
+    config = find("fig-5.1").at("default")
+
+    def claims(**read):
+        """Judged for accuracies of patches by method, 10 % if nothing is said; of clean images all have 50 %."""
+        ends = {name: read.get(name.split()[0], 10.0) + np.arange(4) / 10 for name in METHODS}
+        results = {x: dict.fromkeys(SETS, np.array([[50.0, 51, 52, 53]])) | {SETS[2]: ends[x][None]} for x in METHODS}
+        return [one.verdict for _, one in config.claims(results)][1:3]
+
+    assert READING.startswith("patches")
+    assert claims(patches=15.0, small=60.0) == ["not decided"] * 2  # not even those of nothing but patches
+    assert claims(patches=90.0) == ["not decided"] * 2
+    assert claims(patches=90.0, small=60.0) == ["held", "not decided"]
+    assert claims(patches=90.0, small=60.0, large=61.0) == ["not held", "not held"]
