@@ -28,9 +28,22 @@ def test_a_row_is_judged_by_shape_and_accuracy():
     found = overview.effect(row("B", "Worse"), {"base": base, "case": case})
     assert dict(found.shapes) == {"B": 4}
     assert (found.shape.verdict, found.accuracy.verdict) == ("held", "held")
-    assert found.gains.tolist() == [[-10, -9.5, -10, -10]]
+    assert [case.gains.tolist() for case in found.cases] == [[-10, -9.5, -10, -10]]
+    assert found.cases[0][:2] == ("less (case)", "B")
     assert overview.effect(row("NB/P", "Better"), {"base": base, "case": case}).shape.verdict == "not held"
     assert overview.effect(row("NB/P", "Better"), {"base": base, "case": case}).accuracy.verdict == "not held"
+
+
+def test_the_shape_tells_nothing_where_accuracy_rises_and_falls_with_it():
+    def case(shape, gain):
+        return overview.Case(f"{gain:+g}", shape, gain + np.array([-0.1, 0.0, 0.1, 0.0]))
+
+    both = overview.both_ways([case("NB", 5.0), case("NB", -6.0), case("B", 0.05)])
+    assert (both.verdict, both.runs) == ("held", 4)
+    assert both.evidence == "NB: +5.0 ± 0.0 by +5 and -6.0 ± 0.0 by -6"
+    assert overview.both_ways([case("NB", 5.0), case("P", -6.0)]).verdict == "not decided"
+    assert overview.both_ways([case("NB", 5.0), case("NB", -0.15)]).verdict == "not decided"  # t = 3.7
+    assert overview.both_ways([]).verdict == "not decided"
 
 
 def test_lower_barriers_of_blocks_are_enough():
@@ -93,10 +106,14 @@ def test_what_is_published_is_made_from_what_is_published(tmp_path):
     publish(results(out / "none", docs), docs)
     assert rows_of(results(docs)[-1])["partial random label pre-training"][0] == "16 B"
     publish(results(out, docs), docs)
-    assert rows_of(results(docs)[-1])["partial random label pre-training"][0] == "48 B"
+    assert (
+        rows_of(results(docs)[-1])["partial random label pre-training"][0] == f"{4 * find('fig-6.5').at('long').runs} B"
+    )
     config = find("overview").at("default")
     found = find("overview").run(config, Recorded(find("overview"), config, 0, {}, docs))
-    assert found["fig-6.5"]["0", "scratch"]["accuracy"].tolist() == [60.0 + i for i in range(12)]
+    assert found["fig-6.5"]["0", "scratch"]["accuracy"].tolist() == [
+        60.0 + i for i in range(find("fig-6.5").at("long").runs)
+    ]
 
 
 def test_a_study_that_is_not_done_is_absent(tmp_path):
