@@ -106,14 +106,11 @@ def test_what_is_published_is_made_from_what_is_published(tmp_path):
     publish(results(out / "none", docs), docs)
     assert rows_of(results(docs)[-1])["partial random label pre-training"][0] == "16 B"
     publish(results(out, docs), docs)
-    assert (
-        rows_of(results(docs)[-1])["partial random label pre-training"][0] == f"{4 * find('fig-6.5').at('long').runs} B"
-    )
+    runs = find("fig-6.5").at("long").runs
+    assert rows_of(results(docs)[-1])["partial random label pre-training"][0] == f"{4 * runs} B"
     config = find("overview").at("default")
     found = find("overview").run(config, Recorded(find("overview"), config, 0, {}, docs))
-    assert found["fig-6.5"]["0", "scratch"]["accuracy"].tolist() == [
-        60.0 + i for i in range(find("fig-6.5").at("long").runs)
-    ]
+    assert found["fig-6.5"]["0", "scratch"]["accuracy"].tolist() == [60.0 + i for i in range(runs)]
 
 
 def test_a_study_that_is_not_done_is_absent(tmp_path):
