@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from tether_studies import between_classes, degenerate_minima, influences, lines, minimum_norms, precision, separators
+from tether_studies import (
+    between_classes,
+    degenerate_minima,
+    find,
+    influences,
+    lines,
+    minimum_norms,
+    precision,
+    separators,
+)
 from tether_studies.blocks import BLOCKS, LAYERS, Training, brightened, norm_groups, residual, train, unnormed, vgg
 from tether_studies.cases import BARE_HIGH, SLOW_LOW, Case, resisting, split
 from tether_studies.precision import channels_last, in_bfloat16, usable
@@ -272,3 +281,18 @@ def test_a_network_judges_when_it_is_near_a_target(monkeypatch):
 
 def test_blocks_of_mobilenet_are_all_its_layers_but_the_first():
     assert [i for group in GROUPS.values() for i in group] == list(range(1, 19))
+
+
+@pytest.mark.parametrize(("scratch", "verdict"), [(12.0, "not decided"), (40.0, "held"), (25.0, "not held")])
+def test_nothing_is_below_a_network_that_has_learnt_nothing(scratch, verdict):
+    """With block 1 reset 30 % are right."""
+    config = find("fig-6.4").at("default", blocks=("B1",))
+    right = dict(zip(config.names(), (scratch, 60.0, 30.0), strict=True))
+
+    def piece(name, i):
+        line = np.linspace(2.0, 1.0, 5)[None]
+        one = {"net: losses": line, "accuracy": right[name] + i / 10 * (1 + (name != "scratch")), "distance": 1.0}
+        return one | {"pre-trained, to a random start: losses": line}
+
+    results = {(name, i): piece(name, i) for name in config.names() for i in range(config.runs)}
+    assert [one.verdict for _, one in config.claims(results)][2] == verdict
