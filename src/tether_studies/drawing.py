@@ -10,6 +10,7 @@ from tether_studies.judges import mean_error
 
 __all__ = ["WHOLE", "beside", "curves", "draw_bars", "draw_curves", "draw_means", "lines", "subplots"]
 
+MANY = 10  # lines, as many as there are colours
 WHOLE = "whole network"
 Pieces = Mapping[str, Mapping[str, Any]]
 
@@ -94,6 +95,15 @@ def draw_bars(axis: Any, cells: Mapping[str, np.ndarray], ticks: Sequence[Any]) 
     axis.set(xticks=range(len(ticks)), xticklabels=ticks)
 
 
+def _shade(i: int, count: int) -> Any:
+    """The colour of a line among so many: from dark to light where there are more than colours."""
+    if count <= MANY:
+        return f"C{i}"
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.92 * i / (count - 1))
+
+
 def lines(
     groups: Mapping[str, Mapping[str, np.ndarray]], columns: int, mean: bool = False, **options: Any
 ) -> tuple[Any, Any]:
@@ -106,19 +116,17 @@ def lines(
     figure, panels = subplots(rows, columns, figsize=size, squeeze=False, **options)
     for axis, (title, found) in zip(panels.flat, groups.items(), strict=False):
         for i, (label, losses) in enumerate(found.items()):
-            alphas, style = (
-                np.linspace(0, 1, losses.shape[1]),
-                {"color": f"C{i}", "ls": "--" if label == WHOLE else "-"},
-            )
+            whole, alphas = label == WHOLE, np.linspace(0, 1, losses.shape[1])
+            style = {"color": "black" if whole else _shade(i, len(found)), "ls": "--" if whole else "-"}
             shown, width = (losses.mean(0)[None], 1.5) if mean else (losses, 0.8)
             axis.plot(alphas, shown.T, label=[label, *(None for _ in shown[1:])], lw=width, **style)
             if mean and len(losses) > 1:
                 error = losses.std(0, ddof=1) / np.sqrt(len(losses))
-                axis.fill_between(alphas, shown[0] - error, shown[0] + error, color=f"C{i}", alpha=0.2, lw=0)
+                axis.fill_between(alphas, shown[0] - error, shown[0] + error, color=style["color"], alpha=0.2, lw=0)
         axis.set(title=title, xlim=(0, 1), xlabel="α (0 start, 1 end)", ylabel="test loss")
         axis.spines[["top", "right"]].set_visible(False)
         if found:
-            axis.legend(fontsize=7)
+            axis.legend(fontsize=7, ncols=2 if len(found) > MANY else 1)
     for empty in panels.flat[len(groups) :]:
         empty.set_axis_off()
     return figure, panels
