@@ -25,6 +25,7 @@ from tether_studies.judges import (
     undecided,
     yes,
 )
+from tether_studies.lab import joined
 from tether_studies.lines import LOW
 from tether_studies.other_starts import BARRED, CONVOLUTIONAL, PARTIAL, PLAIN, RANDOM, SCRATCH, TOP, often
 from tether_studies.pretrained_starts import PRETRAINED
@@ -113,7 +114,7 @@ def right(found: Results) -> Any:
 
 def effect(row: Row, found: Mapping[Any, Results]) -> Effect:
     """Of a row, from the table of its study."""
-    base, cases = found[row.base], {str(case): found[case] for case in row.cases}
+    base, cases = found[row.base], {joined(case): found[case] for case in row.cases}
     counts = {len(right(one)) for one in (base, *cases.values())}
     if len(counts) > 1:
         raise Absent(f"{row.study}: not every run of {row.base!r} has a counterpart in {', '.join(cases)}")
