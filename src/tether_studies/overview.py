@@ -184,14 +184,8 @@ class Overview(Experiment):
 
     def run(self, lab: Lab) -> Results:
         """The table of every study that has been run; for the others what to run."""
-        found: Results = {}
-        for name in dict.fromkeys(row.study for row in ROWS):
-            try:
-                config, results = largest(lab, name)
-                found[name] = config.tabled(results)
-            except Absent as absent:
-                found[name] = absent
-        return found
+        found = largest(lab, dict.fromkeys(row.study for row in ROWS))
+        return {name: one if isinstance(one, Absent) else one[0].tabled(one[1]) for name, one in found.items()}
 
     def effects(self, results: Results) -> list[Effect | Absent]:
         """Of every row, or why there is none."""

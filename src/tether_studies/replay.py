@@ -1,6 +1,7 @@
 """What another study has found next door: its own code goes through its pieces, without doing any."""
 
 import json
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tether_studies import find
@@ -28,22 +29,35 @@ def replayed(lab: Lab, name: str) -> tuple[Any, Results]:
         config = find(name).at("default", **fields)
     except (OSError, ValueError, TypeError, KeyError):
         raise Absent(f"{name} has not been run here: tether run {name}{flag}") from None
-    return config, _through(lab, name, config, seed, pieces_of_run(folder), flag)
+    return config, _through(lab, name, config, seed, lambda: pieces_of_run(folder), flag)
 
 
-def largest(lab: Lab, name: str) -> tuple[Any, Results]:
-    """The config of another study at its largest scale that was run or published here, and what it found."""
-    result = next((one for one in results(lab.shelf) if one["name"] == name), None)
+def largest(lab: Lab, names: Iterable[str]) -> dict[str, tuple[Any, Results] | Absent]:
+    """The config of each study at its largest scale that was run or published here, and what it found; or why not."""
+    known, found = {one["name"]: one for one in results(lab.shelf)}, dict[str, tuple[Any, Results] | Absent]()
+    for name in names:
+        try:
+            found[name] = _largest(lab, name, known.get(name))
+        except Absent as absent:
+            found[name] = absent
+    return found
+
+
+def _largest(lab: Lab, name: str, result: dict[str, Any] | None) -> tuple[Any, Results]:
     if result is None:
         raise Absent(f"{name} has not been run to its end here: tether run {name}")
     try:
         config = find(name).at(result["scale"], **result["config"])
     except TypeError:
         raise Absent(f"{name} has other settings now than when it was run: tether run {name}") from None
-    return config, _through(lab, name, config, result["seed"], recorded(result))
+    return config, _through(lab, name, config, result["seed"], lambda: recorded(result))
 
 
-def _through(lab: Lab, name: str, config: Any, seed: int, pieces: Pieces, flag: str = "") -> Results:
+def _through(lab: Lab, name: str, config: Any, seed: int, read: Callable[[], Pieces], flag: str = "") -> Results:
+    try:
+        pieces = read()
+    except Exception as error:  # numpy has many words for a damaged file
+        raise Absent(f"{name} has a damaged piece ({error}): tether run {name}{flag}") from None
     try:
         return find(name).run(config, Recorded(find(name), config, seed, pieces, lab.shelf))
     except NotRecorded:
