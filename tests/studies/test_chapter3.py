@@ -128,7 +128,8 @@ def test_more_runs_of_the_endgames_keep_those_that_were_done(monkeypatch, tmp_pa
         monkeypatch.setattr(tether.data, name, lambda: (x, y))
     monkeypatch.setattr(endgames, "AT_ONCE", {"chess": 2, "poker": 2})
     endgames.split.cache_clear()
-    found = {}
+    found, seeds, made = {}, [], tether.Replicas
+    monkeypatch.setattr(tether, "Replicas", lambda *args, seed: seeds.append(seed) or made(*args, seed=seed))
     for runs in (2, 3):
         config = find("fig-3.18").at("quick", chess_runs=runs, poker_runs=2, chess_batch=10, poker_batch=10)
         lab = Lab(find("fig-3.18"), config, tmp_path / "fig-3.18" / f"{runs}", 0)
@@ -147,6 +148,10 @@ def test_more_runs_of_the_endgames_keep_those_that_were_done(monkeypatch, tmp_pa
         np.testing.assert_array_equal(more["loss"][:, :2], one["loss"])
     third = [found[3]["chess", method]["loss"][0] for method in endgames.GAMES["chess"]]
     assert all(len(set(losses)) == 3 for losses in third)
+    first, last = seeds[:6], seeds[6:]  # of chess and poker; then of chess, its later run and poker, three methods each
+    assert [len(set(some)) for some in (first[:3], first[3:], last[:3], last[3:6], last[6:])] == [1] * 5
+    assert len({*first[:3], *first[3:], *last[3:6]}) == 3
+    assert [*last[:3], *last[6:]] == first
 
 
 def test_the_mean_classifier_is_the_mean_of_probabilities():
