@@ -151,7 +151,7 @@ class Language(Reading):
     label = ("text", "method")
     columns = (LEAST, given("thesis", "thesis"))
     caption = "Least validation loss in {epochs} epochs of {tokens:,} tokens with {words} words; {runs} runs"
-    runs: int = at(3, quick=2, long=4, full=3)
+    runs: int = at(4, quick=2, full=3)
     epochs: int = at(12, quick=2, long=40, full=200)
     tokens: int = at(25_000, quick=1500, long=100_000, full=3_000_000)  # to train on
     validation: int = at(20_000, quick=700, full=300_000)

@@ -292,7 +292,7 @@ class RandomBlocks(Starts):
     label = ("decay", "block from random labels")
     columns = (SHAPES, BARRIER, ACCURACY, DISTANCE)
     caption = "Means ± standard errors"
-    runs: int = at(4, quick=2, long=20, full=20)
+    runs: int = at(4, quick=2, long=30, full=20)
     width: int = at(8, quick=2, full=64)
     images: int = at(2500, quick=128, full=40_000)
     test: int = at(2000, quick=50, full=5000)

@@ -138,10 +138,10 @@ class Patches(Experiment):
     label = "test accuracy %"
     columns = tuple(AT_END.values())
     caption = "{runs} runs, {epochs} epochs"
-    runs: int = at(4, quick=2, full=5)
+    runs: int = at(4, quick=2, long=12, full=5)
     images: int = at(10_000, quick=140, full=50_000)
     test: int = at(2000, quick=40, full=10_000)
-    epochs: int = at(12, quick=1, long=150, full=150)
+    epochs: int = at(12, quick=1, full=150)
     size: int = at(16, full=32)  # pixels of a side
     width: int = at(8, quick=4, full=64)
     methods: tuple[str, ...] = tuple(METHODS)

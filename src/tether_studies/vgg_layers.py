@@ -76,9 +76,9 @@ class VGGLayers(Cases):
     """
     label = "case"
     columns = (SHAPES, ACCURACY, DISTANCE)
-    runs: int = at(4, quick=2, long=5, full=10)
-    width: int = at(8, quick=2, long=16, full=64)
-    images: int = at(2500, quick=128, long=10_000, full=50_000)
+    runs: int = at(4, quick=2, long=12, full=10)
+    width: int = at(8, quick=2, full=64)
+    images: int = at(2500, quick=128, full=50_000)
     test: int = at(1000, quick=50, full=5000)
     epochs: int = at(30, quick=1, full=100)
     points: int = at(26, quick=4, full=51)
