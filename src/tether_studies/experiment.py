@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 import tether
-from tether_studies.judges import Judgement
+from tether_studies.judges import Judgement, undecided
 from tether_studies.lab import Lab
 from tether_studies.quantities import Quantity, tabulated
 from tether_studies.study import Claim, Figures, Results, Study, Table, at, no_figures
@@ -27,7 +27,8 @@ class Experiment:
 
     ``says`` has the paper's claims, each with what is published behind ``|``; indented lines go on, and ``{runs}``
     stands for that field. ``claims(results)`` yields, claim by claim, what was measured and its judgement, or None for
-    a claim that this config does not test. ``columns`` are the quantities of the table, a row for each of `tabled`.
+    a claim that this config does not test: it is not decided. ``columns`` are the quantities of the table, a row for
+    each of `tabled`.
     """
 
     says: ClassVar[str] = ""
@@ -88,9 +89,8 @@ def judged(results: Results, config: Experiment) -> Iterator[Claim]:
         counts = f"{type(config).__name__} says {len(claims)} claims and judges {len(judgements)}"
         raise ValueError(f"{counts}: `claims` must yield for each what was measured and its judgement, or None")
     for (text, published), found in zip(claims, judgements, strict=True):
-        if found is not None:
-            measured, (verdict, evidence, *_) = found
-            yield Claim(text, published, measured, verdict, evidence, provisional=found[1].provisional)
+        measured, judgement = found or ("not run", undecided("this config does not test it"))
+        yield Claim(text, published, measured, *judgement[:2], provisional=judgement.provisional)
 
 
 def said(config: Experiment) -> list[tuple[str, str]]:

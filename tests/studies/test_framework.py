@@ -85,7 +85,7 @@ def test_an_experiment_is_a_study_with_its_docstring_as_title_and_notes(declared
 
 
 def test_claims_are_what_the_paper_says_beside_what_was_found(declared):
-    first, second = declared.claims(RESULTS, declared.at("quick"))  # the third is not tested by this config
+    first, second, third = declared.claims(RESULTS, declared.at("quick"))
     assert (first.text, first.published) == ("dice fall", "Figure 1: always, 2 runs")
     assert (first.measured, first.verdict) == ("SGD 3.0 ± 0.1 %, Adam 1.0 ± 0.1 %", "held")
     assert first.evidence == "difference 2 ± 0 over 4 pairs of runs, t = inf (3.18 needed)"
@@ -94,6 +94,8 @@ def test_claims_are_what_the_paper_says_beside_what_was_found(declared):
     assert second.evidence.startswith(
         "SGD < LOL: difference 2 ± 0 over 4 pairs of runs, t = inf (3.18 needed) (held); Adam < LOL: "
     )
+    assert (third.text, third.measured, third.verdict) == ("nobody knows", "not run", "not decided")
+    assert third.evidence == "this config does not test it"
 
 
 def test_a_claim_that_is_forgotten_is_an_error(declared, monkeypatch):
