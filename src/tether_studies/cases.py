@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class Case:
     training: Training
     images: int
     groups: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    chosen: Sequence[str] = ()  # the blocks that earlier runs chose for it: its pieces are called after them
 
 
 class Cases(Experiment):
@@ -41,9 +43,18 @@ class Cases(Experiment):
     precision: str
 
     def done(self, lab: Lab, cases: Mapping[str, Case]) -> Results:
-        """All runs of all cases, by (name, run)."""
-        pairs = [(name, i) for name in cases for i in range(self.runs)]
-        return lab.each(pairs, lambda pair: self.piece(lab.named_seed(f"run {pair[1]}"), cases[pair[0]]))
+        """All runs of all cases, by (name, run).
+
+        More runs may choose other blocks. Then pieces that were done for the earlier choice are not taken for theirs.
+        """
+        called = {
+            (name, i): (name, *(["+".join(case.chosen)] if case.chosen else []), i)
+            for name, case in cases.items()
+            for i in range(self.runs)
+        }
+        work = {called[name, i]: partial(self.piece, lab.named_seed(f"run {i}"), cases[name]) for name, i in called}
+        found = lab.pieces(work)
+        return {pair: found[called[pair]] for pair in called}
 
     def piece(self, seed: int, case: Case) -> Results:
         """Lines, accuracy and distance of one run."""
@@ -80,9 +91,9 @@ def split(base: Case, high: Sequence[str], blocks: Iterable[str]) -> dict[str, C
     found = {}
     for slow, bare, chosen in ((SLOW_HIGH, BARE_HIGH, high), (SLOW_LOW, BARE_LOW, low)):
         rates = tuple((block, base.training.lr / 10) for block in chosen)
-        found[slow] = replace(base, training=replace(base.training, rates=rates))
+        found[slow] = replace(base, training=replace(base.training, rates=rates), chosen=high)
         decays = tuple((block, 0.0) for block in chosen)
-        found[bare] = replace(base, training=replace(base.training, decays=decays), groups={})
+        found[bare] = replace(base, training=replace(base.training, decays=decays), groups={}, chosen=high)
     return found
 
 

@@ -101,7 +101,7 @@ class VGGLayers(Cases):
         base = cases[BASE]
         low = [layer for layer in LAYERS if layer not in high]
         for name, narrow in ((NARROW_LOW, low), (ONE, high[:1]), (TWO, high[:2]), (NARROW_HIGH, high)):
-            cases[name] = replace(base, build=partial(vgg, self.width, tuple(narrow)), groups={})
+            cases[name] = replace(base, build=partial(vgg, self.width, tuple(narrow)), groups={}, chosen=high)
         return self.done(lab, cases | split(base, high, LAYERS))
 
     def claims(self, results: Results) -> Found:

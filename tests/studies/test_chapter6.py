@@ -1,6 +1,9 @@
 """What the studies of chapter 6 and of the slides compute, on answers known by hand."""
 
+import json
 import math
+import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -16,9 +19,11 @@ from tether_studies import (
     minimum_norms,
     precision,
     separators,
+    vgg_layers,
 )
 from tether_studies.blocks import BLOCKS, LAYERS, Training, brightened, norm_groups, residual, train, unnormed, vgg
 from tether_studies.cases import BARE_HIGH, SLOW_LOW, Case, resisting, split
+from tether_studies.lab import Lab
 from tether_studies.precision import channels_last, in_bfloat16, usable
 from tether_studies.pretrained_starts import GROUPS
 
@@ -214,6 +219,34 @@ def test_layers_with_barriers_are_told_from_the_others():
     cases = split(Case(lambda: vgg(2), Training(1), 10), ["L2"], ("L1", "L2", "L3"))
     assert cases[SLOW_LOW].training.rates == (("L1", pytest.approx(0.01)), ("L3", pytest.approx(0.01)))
     assert cases[BARE_HIGH].training.decays == (("L2", 0.0),)
+
+
+def test_more_runs_that_choose_other_layers_do_not_take_pieces_of_the_first_choice(monkeypatch, tmp_path):
+    study = find("table-6.4")
+    done = []
+
+    def chosen(base, layers):
+        return ["L4", "L6"] if len(base["accuracy"]) == 2 else ["L5", "L6"]
+
+    def piece(self, seed, case):
+        done.append(case.chosen)
+        return {"net: losses": np.array([[2.0, 1.0]]), "accuracy": 50.0, "distance": 1.0}
+
+    monkeypatch.setattr(vgg_layers, "resisting", chosen)
+    monkeypatch.setattr(study.config, "piece", piece)
+    monkeypatch.setattr(study.config, "tabled", lambda self, found: {"standard": {"accuracy": range(len(found) // 4)}})
+    for runs, fresh in ((2, 2 * 12), (3, 1 * 4 + 3 * 8)):  # four cases are the same, eight have other layers
+        done.clear()
+        lab = Lab(study, study.at("quick", runs=runs), tmp_path / str(runs), seed=0)
+        if runs == 3:
+            shutil.copytree(tmp_path / "2" / "pieces", tmp_path / "3" / "pieces")
+            (tmp_path / "3" / "config.json").write_text(json.dumps({"seed": 0, **asdict(lab.config)}))
+        lab.open()
+        found = study.run(lab.config, lab)
+        lab.close()
+        assert len(done) == fresh
+        assert set(found) == {(name, i) for name, _ in found for i in range(runs)}
+    assert set(map(tuple, done)) == {(), ("L5", "L6")}
 
 
 def test_shapes_that_tell_the_accuracy():
