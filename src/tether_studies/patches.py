@@ -194,7 +194,7 @@ class Patches(Experiment):
         for one in (BOTH, TWINS):
             pairs += [(ALONE, one, LARGE), (CLEAN, one, SMALL)]
         for kind, a, b in pairs:
-            if a not in self.methods:
+            if not {a, b} <= set(self.methods):
                 yield None
                 continue
             said, judgement = AT_END[kind].more(results, a, b, names=self.methods, least=POINT)

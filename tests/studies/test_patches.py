@@ -71,3 +71,10 @@ def test_nothing_is_said_about_patches_that_nobody_reads():
     assert claims(patches=90.0) == ["not decided"] * 2
     assert claims(patches=90.0, small=60.0) == ["held", "not decided"]
     assert claims(patches=90.0, small=60.0, large=61.0) == ["not held", "not held"]
+
+
+def test_claims_about_methods_that_were_not_run_are_not_decided():
+    study = find("fig-5.1")
+    config = study.at("default", methods=("small step",), runs=2)
+    claims = list(study.claims({"small step": {kind: np.ones((3, 2)) for kind in SETS}}, config))
+    assert {(one.measured, one.verdict) for one in claims} == {("not run", "not decided")}
