@@ -11,6 +11,7 @@ from tether_studies.drawing import curves
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, at, recipe, study
 from tether_studies.images import Pair, perceptron
 from tether_studies.judges import POINT, plus_minus
+from tether_studies.lab import called
 from tether_studies.planar import ACCURACY, LOSS
 from tether_studies.quantities import Quantity, within
 
@@ -30,15 +31,6 @@ GAMES: dict[str, dict[str, Recipe]] = {
 CLASSES, FIGURES = {"chess": 18, "poker": 10}, {"chess": "3.18", "poker": "3.19"}
 AT_ONCE = {"chess": 12, "poker": 10}  # runs in a piece
 KEYS = ("accuracy", "loss")
-
-
-def called(*names: Any, first: int = 0) -> str:
-    """How a piece is called that begins with this run.
-
-    >>> called("chess", "Adam"), called("chess", first=12)
-    ('chess, Adam', 'chess, runs from 12')
-    """
-    return ", ".join([*names, *([f"runs from {first}"] if first else [])])
 
 
 def best(found: Results) -> str:

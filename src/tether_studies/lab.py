@@ -27,7 +27,7 @@ from tether_studies.files import append, note, set_aside, whole, write_text
 from tether_studies.study import Results, Study
 from tether_studies.workers import Place, Processes
 
-__all__ = ["Busy", "Lab", "digest", "joined", "side_by_side"]
+__all__ = ["Busy", "Lab", "called", "digest", "joined", "side_by_side"]
 
 PATIENCE = 1.0  # seconds in which workers of a killed run end and release its lock
 
@@ -231,6 +231,17 @@ def joined(name: Any) -> str:
     'chess, Adam'
     """
     return name if isinstance(name, str) else ", ".join(map(str, name))
+
+
+def called(*names: Any, first: int = 0) -> str:
+    """How a piece of several runs is called that begins with this one.
+
+    So later runs are pieces of their own, and more of them cost only what is new.
+
+    >>> called("chess", "Adam"), called("chess", first=12)
+    ('chess, Adam', 'chess, runs from 12')
+    """
+    return ", ".join([*names, *([f"runs from {first}"] if first else [])])
 
 
 def side_by_side(results: Mapping[tuple[str, str], Results]) -> dict[str, Results]:
