@@ -76,7 +76,7 @@ class SlowBiases(Experiment):
     runs: int = at(20, quick=2, long=60)
     steps: int = at(20_000, quick=100, full=200_000)
     nodes: int = at(100, quick=20, full=500)
-    image_runs: int = at(4, quick=2, long=40, full=40)
+    image_runs: int = at(4, quick=2, long=120, full=120)
     images: int = at(5000, quick=256, full=50_000)
     epochs: int = at(8, quick=1, full=100)
 
