@@ -280,7 +280,7 @@ def test_every_verdict_that_is_not_held_is_explained():
 
 
 # Studies that have another config than their committed results, or none yet: they wait for the next long run.
-WAITING: set[str] = {"fig-4.1", "fig-5.9"}
+WAITING: set[str] = set()
 
 
 def test_the_committed_results_are_those_of_the_studies():
