@@ -190,7 +190,7 @@ class Hybrid(Experiment):
     nodes: int = at(100, quick=20)
     first: int = at(2_500, quick=50)
     steps: int = at(50_000, quick=150)
-    runs: int = at(4, quick=2, long=10, full=20)
+    runs: int = at(4, quick=2, long=40, full=40)
 
     def run(self, lab: Lab) -> Results:
         """Test accuracies, step sizes × runs."""
