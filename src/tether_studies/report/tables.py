@@ -31,7 +31,8 @@ def what_holds(found: list[Result], worst: int = 4) -> str:
     claims = [claim for result in decisive(found) for claim in result["claims"]]
     count, early = Counter(claim["verdict"] for claim in claims), sum(claim["provisional"] for claim in claims)
     told = f"{count[HELD]} hold, {count[NOT_HELD]} do not, {count[UNDECIDED]} are not decided"
-    lines = [f"Of {len(claims)} claims {told}; {early} of these verdicts are provisional, from fewer than four runs."]
+    provisional = f"; {early} of these verdicts are provisional, from fewer than four runs" if early else ""
+    lines = [f"Of {len(claims)} claims {told}{provisional}."]
     misses = {result["name"]: _missed(result) for result in decisive(found)}
     most = sorted((name for name in misses if misses[name]), key=lambda name: -len(misses[name]))[:worst]
     for name in most:
