@@ -22,10 +22,10 @@ SOURCES = {
 
 # fmt: off
 MINUTES = {  # of one core at the default scale, as published in docs/results; pieces run on several (--jobs)
-    "fig-1.9": 3, "fig-3.prose": 5, "fig-3.1": 2, "fig-3.3": 4, "fig-3.6": 2, "fig-3.8": 4, "fig-3.9": 7,
-    "fig-3.11": 4, "fig-3.13": 3, "fig-3.14": 5, "fig-3.15": 9, "fig-3.16": 10, "fig-3.17": 1, "fig-3.18": 4,
-    "fig-4.1": 18, "table-4.2": 9, "fig-4.4": 17, "fig-4.6": 12, "fig-4.7": 29, "fig-5.1": 28, "fig-5.4": 12,
-    "fig-5.6": 30, "fig-5.7": 4, "fig-5.8": 4, "fig-5.9": 2, "fig-6.1": 14, "fig-6.2": 17, "fig-6.4": 30,
+    "fig-1.9": 1, "fig-3.prose": 5, "fig-3.1": 2, "fig-3.3": 4, "fig-3.6": 2, "fig-3.8": 4, "fig-3.9": 7,
+    "fig-3.11": 4, "fig-3.13": 3, "fig-3.14": 1, "fig-3.15": 1, "fig-3.16": 10, "fig-3.17": 1, "fig-3.18": 4,
+    "fig-4.1": 18, "table-4.2": 7, "fig-4.4": 17, "fig-4.6": 12, "fig-4.7": 29, "fig-5.1": 28, "fig-5.4": 12,
+    "fig-5.6": 30, "fig-5.7": 4, "fig-5.8": 4, "fig-5.9": 2, "fig-6.1": 3, "fig-6.2": 17, "fig-6.4": 30,
     "table-6.4": 17, "fig-6.5": 21, "table-6.5": 30, "fig-6.6": 16, "table-6.7": 1, "fig-6.17": 11, "degeneracy": 6,
     "geometry": 2, "hidden-units": 3, "isometry": 3, "local-rates": 3, "max-margin": 1, "min-norm": 1, "normalised": 4,
     "overview": 1, "path-sgd": 10, "theorem-5": 2, "theory": 2, "manifold-muon": 5,
