@@ -6,6 +6,7 @@ import torch
 
 import tether
 from tether_studies import endgames, find, four_turns, spirals, trigonometric, weights
+from tether_studies.bounded_weights import CURVATURE
 from tether_studies.experiment import recipe
 from tether_studies.lab import Lab
 from tether_studies.planar import Task, learn, on_grid, outputs, scores, starts
@@ -160,3 +161,17 @@ def test_the_mean_classifier_is_the_mean_of_probabilities():
     kept = list(four_turns.weights(0, nets).values())
     by_hand = torch.stack([nets[i](points).sigmoid() for i in range(3)]).mean(0)
     torch.testing.assert_close(four_turns.mean_classifier(kept, points), by_hand)
+
+
+def test_further_runs_stand_behind_the_others_and_pair_with_their_own():
+    study = find("fig-4.1")
+    config = study.at("default", temperatures=(5e-4,), further=3)
+    pieces = {"C-SGD": [7.0, 8.0], "C-SGLD": [1.0, 2.0], "τ = 0.0005": [5.0, 6.0]}
+    pieces |= {"C-SGLD, further runs": [3.0], "τ = 0.0005, further runs": [7.0]}
+    pieces |= {"C-SGLD, further runs, runs from 100": [4.0, 9.0], "τ = 0.0005, further runs, runs from 100": [8.0, 2.0]}
+    found = config.at_temperatures({name: {"curvature mean": np.array(x)} for name, x in pieces.items()}, CURVATURE)
+    assert {name: x.tolist() for name, x in found.items()} == {
+        "τ = 0": [7.0, 8.0],
+        "τ = 5e-05": [1.0, 2.0, 3.0, 4.0, 9.0],
+        "τ = 0.0005": [5.0, 6.0, 7.0, 8.0, 2.0],
+    }
