@@ -7,7 +7,7 @@ import numpy as np
 from tether.measure import boundary_curvature, prediction_gradient
 from tether_studies.drawing import subplots
 from tether_studies.experiment import Experiment, Figures, Found, Lab, Recipe, Results, Table, at, recipe, study
-from tether_studies.judges import POINT, every, less, more, near
+from tether_studies.judges import POINT, every, less, more, no_worse
 from tether_studies.lab import called
 from tether_studies.planar import ACCURACY, LOSS, Task, draw_classifier, learn, scores, starts
 from tether_studies.quantities import Quantity, listed, of_key
@@ -122,7 +122,7 @@ class BoundedWeights(Experiment):
         ends, radii = ACCURACY.of(results), self.by_radius(results)
         yield ACCURACY.more(results, OURS, "SGD", names=("SGD", *OURS), least=POINT)
         yield LOSS.less(results, OURS, FREE, names=METHODS)
-        yield ACCURACY.listed(results, *FREE), near(ends["SGD with WD"] - ends["SGD"], 0.0, within=2.0)
+        yield ACCURACY.listed(results, *FREE), no_worse(ends["SGD"], ends["SGD with WD"], POINT)
         pairs = {f"{a} > {b}": CURVATURE.more(results, a, b)[1] for a, b in pairwise((*FREE, *OURS))}
         yield f"smoothed over {self.smoothing}: {CURVATURE.listed(results, *METHODS)}", every(pairs)
         said = "mean |gradient| of the prediction along y = 0 and x = 0: "
