@@ -109,7 +109,7 @@ class Sentiment(FineTuning):
     """
     known, thesis = METHODS, PUBLISHED
     picture = ("sentiment", "MiniLM-L6 on SST-2")
-    runs: int = at(3, quick=2, long=4, full=10)
+    runs: int = at(3, quick=2, long=12, full=10)
     phrases: int = at(480, quick=16, full=67_349)  # to train on
     epochs: int = at(15, quick=1, full=1)
     tempered: bool = at(True, full=False)  # clipped, and step sizes falling to 0
